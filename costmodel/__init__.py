@@ -1,0 +1,1 @@
+"""What is worth measuring: features, models and their evaluation."""

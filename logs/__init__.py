@@ -1,0 +1,1 @@
+"""What was measured: record schema, journal and queries."""

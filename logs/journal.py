@@ -1,0 +1,243 @@
+"""The journal: an append-only JSON Lines file that survives crashes and hostile content.
+
+Appends are whole lines under an exclusive lock, so two writers never interleave. A torn last line
+(a crash, a full disk) is repaired before the next append and tolerated by readers; a bad line in
+the middle is reported and skipped. A log is untrusted: decoding only ever yields frozen records.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from kt.spaces.errors import LogError
+
+from .record import SCHEMA, Record, RunRecord
+
+SUFFIXES = (".jsonl", ".jsonl.gz")
+MAX_LINE_BYTES = 16 * 2**20
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Record)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that is not a record, with the reason."""
+
+    path: Path
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: skipped, {self.reason}"
+
+
+@dataclass
+class Log:
+    """What was read: records in file order, and the lines that were skipped."""
+
+    records: list[Record] = field(default_factory=list)
+    bad: list[BadLine] = field(default_factory=list)
+
+
+class Journal:
+    """Appends records to one file. Use as a context manager; safe with several writers."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens (creating parents) for appending; raises LogError when that cannot work."""
+        if path.suffix == ".gz":
+            raise LogError(f"{path}: compressed logs are read-only; give a .jsonl file")
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise LogError(f"cannot write log {path}: {error.strerror}") from None
+        self._refuse_foreign_file()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def append(self, *records: Record, durable: bool = False) -> None:
+        """Writes the records as one block of lines; `durable` waits until they are on disk.
+
+        Raises LogError when the disk is full or gone; everything before the block stays intact.
+        """
+        block = b"".join(_encoder.encode(record) + b"\n" for record in records)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            end = self._repaired_end()
+            self._write(block, end)
+            if durable:
+                os.fsync(self._fd)
+        except OSError as error:
+            raise LogError(
+                f"cannot write log {self.path}: {error.strerror}; what was logged before is intact"
+            ) from None
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _write(self, block: bytes, end: int) -> None:
+        view = memoryview(block)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            os.ftruncate(self._fd, end)  # no half line stays behind
+            raise
+
+    def _repaired_end(self) -> int:
+        """Size of the file after its last line was completed or, if torn, removed."""
+        size = os.fstat(self._fd).st_size
+        if size == 0 or os.pread(self._fd, 1, size - 1) == b"\n":
+            return size
+        start = max(0, size - MAX_LINE_BYTES)
+        tail = os.pread(self._fd, size - start, start)
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if _is_record(last):
+            return size + os.write(self._fd, b"\n")
+        os.ftruncate(self._fd, size - len(last))
+        return size - len(last)
+
+    def _refuse_foreign_file(self) -> None:
+        """A file that holds no record at all is somebody's and is not appended to."""
+        head = os.pread(self._fd, MAX_LINE_BYTES, 0)
+        lines = head.split(b"\n")
+        torn_only = len(lines) == 1 and head.startswith(b'{"type":')
+        if head and not torn_only and not any(map(_is_record, lines[:64])):
+            self.close()
+            raise LogError(f"{self.path} exists and is not a kt log; give another --log")
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        _decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def log_files(path: Path) -> list[Path]:
+    """The log files that `path` names: itself, or the logs of a directory, oldest name first."""
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
+        if not files:
+            raise LogError(f"{path}: no logs in this directory (looked for *.jsonl, *.jsonl.gz)")
+        return files
+    if not path.exists():
+        raise LogError(f"{path}: no such log")
+    if not path.is_file():
+        raise LogError(f"{path}: not a regular file")
+    return [path]
+
+
+def read_log(path: Path) -> Log:
+    """All records of a log file or directory.
+
+    Raises LogError when it is missing, empty, unreadable, of another format or of a newer schema.
+    """
+    log = Log()
+    collecting = gc.isenabled()
+    gc.disable()  # records hold no cycles; tracing a growing heap would double the time
+    try:
+        for file in log_files(path):
+            _read_file(file, log)
+    finally:
+        if collecting:
+            gc.enable()
+    if not log.records:
+        raise LogError(f"{path}: {_why_empty(log)}")
+    return log
+
+
+def _why_empty(log: Log) -> str:
+    if not log.bad:
+        return "the log is empty"
+    first = log.bad[0]
+    return f"not a kt log (line {first.line}: {first.reason})"
+
+
+def _read_file(path: Path, log: Log) -> None:
+    number = 0
+    decode, keep = _decoder.decode, log.records.append
+    try:
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                record = decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                if not line.strip():
+                    continue
+                _refuse_newer(path, number, line)
+                torn = "torn line, " if not line.endswith(b"\n") else ""
+                log.bad.append(BadLine(path, number, torn + _short(error)))
+            else:
+                if type(record) is RunRecord and record.schema > SCHEMA:
+                    raise _newer(path, number, record.schema)
+                keep(record)
+    except (OSError, EOFError, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise LogError(f"cannot read log {path}: {error.strerror}") from None
+        log.bad.append(BadLine(path, number + 1, f"compressed data ends or is damaged ({error})"))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        compressed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        source = gzip.GzipFile(fileobj=file) if compressed else file
+        while line := source.readline(MAX_LINE_BYTES):
+            yield line
+
+
+class _Envelope(msgspec.Struct):
+    type: str
+    schema: int = SCHEMA
+
+
+def _refuse_newer(path: Path, number: int, line: bytes) -> None:
+    try:
+        envelope = msgspec.json.decode(line, type=_Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    if envelope.type == "run" and envelope.schema > SCHEMA:
+        raise _newer(path, number, envelope.schema)
+
+
+def _newer(path: Path, number: int, schema: int) -> LogError:
+    return LogError(
+        f"{path}:{number}: written by a newer kt (log schema {schema}, this one reads up to "
+        f"{SCHEMA}); upgrade kt to read it"
+    )
+
+
+def _short(error: Exception) -> str:
+    text = str(error).replace("\n", " ")
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def encode_records(records: Iterable[Record]) -> bytes:
+    """The lines of `records`, as `Journal.append` writes them."""
+    return b"".join(_encoder.encode(record) + b"\n" for record in records)

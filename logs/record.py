@@ -1,0 +1,226 @@
+"""The record schema: what one line of a log holds.
+
+A run is `run`, then for each batch a `batch` (frozen before anything of it is built) and one
+`trial` an entry, then `final` for each workload and `stop`; `resume` marks a continuation. Only
+trial records have a `theta` key. The union is tagged on `type`; outcomes are tagged on `kind`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from kt.spaces.target import Target
+from kt.spaces.theta import Theta
+
+SCHEMA = 1
+"""Version of this schema; a reader refuses a newer one."""
+
+FailureKind = Literal[
+    "compile_error", "resource", "build_timeout", "launch_error", "run_timeout", "crash",
+    "wrong_result", "implausible", "out_of_memory", "device_lost", "interrupted",
+]  # fmt: skip
+Stage = Literal["build", "load", "check", "run"]
+
+
+class BuildFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the compiler said of a kernel. `binary` is the content hash of the binary."""
+
+    seconds: float
+    binary: str = ""
+    cached: bool = False
+    registers: int = 0
+    shared_bytes: int = 0
+    stack_bytes: int = 0
+    spill_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+class Timing(msgspec.Struct, frozen=True, tag_field="kind", tag="timing", omit_defaults=True):
+    """A correct candidate's time. `us` are the raw samples, microseconds a launch.
+
+    `censored` means that it was cut early because it exceeded `bound_us`: `median_us` is then only
+    a lower bound of evidence, never a result. `error` is the relative error of the check.
+    """
+
+    us: tuple[float, ...]
+    median_us: float
+    censored: bool = False
+    bound_us: float = 0.0
+    confirmed: bool = False
+    error: float = 0.0
+
+
+class Failure(msgspec.Struct, frozen=True, tag_field="kind", tag="failure", omit_defaults=True):
+    """Why a candidate has no time."""
+
+    failure: FailureKind
+    stage: Stage
+    message: str
+    detail: str = ""
+    """The child's stderr tail, exit code or signal, where there is one."""
+
+
+Outcome = Timing | Failure
+
+
+class Seconds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a trial's time went; queue wait is not in any of them."""
+
+    build: float = 0.0
+    check: float = 0.0
+    run: float = 0.0
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every effective setting of a run. Those above the line decide what is proposed."""
+
+    strategy: str = "kt"
+    batch_size: int = 16
+    lag: int = 0
+    model_threads: int = 2
+    epsilon: float = 0.1
+    # -- below: when to stop and how to measure; proposals do not depend on them ---------------
+    trials: int = 128
+    seconds: float = 0.0
+    patience: int = 0
+    near_bound: float = 0.0
+    max_failures: int = 64
+    finalists: int = 4
+    build_timeout: float = 30.0
+    run_timeout: float = 10.0
+    sample_seconds: float = 0.1
+
+
+class WarmStart(msgspec.Struct, frozen=True):
+    """A point transferred from an earlier record; `digest` identifies that record's content."""
+
+    run: str
+    trial: int
+    workload: str
+    family: str
+    knobs: dict[str, dict[str, bool | int | str]]
+    digest: str
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """Measured limits of the device, for display and for stopping: flop/s and B/s."""
+
+    flops: float
+    bandwidth: float
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="run"):
+    """The header: everything that a replay needs besides the outcomes."""
+
+    run: str
+    kt: str
+    seed: int
+    settings: Settings
+    target: Target
+    workloads: tuple[str, ...]
+    spaces: tuple[str, ...]  # digest of each workload's space
+    bounds: dict[str, Bound]  # by dtype
+    vendor_us: dict[str, float] = {}  # by workload: the vendor library's time, where measured
+    warm: dict[str, tuple[WarmStart, ...]] = {}  # by workload
+    versions: dict[str, str]
+    environment: dict[str, str | int | float | bool]
+    boot: str = ""
+    time: str
+    schema: int = SCHEMA
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One proposal of a batch. `source` says who proposed it (default, warm, model, random …)."""
+
+    trial: int
+    family: str
+    knobs: dict[str, dict[str, bool | int | str]]
+    source: str
+
+
+class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How well the model predicted the last finished batch before learning from it."""
+
+    fitted_on: int = 0
+    rank_correlation: float | None = None
+    top_recall: float | None = None
+    random_share: float = 0.0
+
+
+class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="batch"):
+    """A frozen batch, written and fsynced before its first launch."""
+
+    run: str
+    batch: int
+    workload: str
+    entries: tuple[Entry, ...]
+    predicted: tuple[float | None, ...]
+    model: ModelReport
+    time: str
+
+
+class TrialRecord(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="trial", omit_defaults=True
+):
+    """One candidate's final outcome. `duplicate_of` names the trial with the same binary."""
+
+    run: str
+    trial: int
+    batch: int
+    workload: str
+    family: str
+    theta: Theta
+    outcome: Outcome
+    seconds: Seconds
+    source: str = ""
+    predicted: float | None = None
+    build: BuildFacts | None = None
+    duplicate_of: int | None = None
+    clock_mhz: float = 0.0
+    time: str = ""
+
+
+class FinalEntry(msgspec.Struct, frozen=True):
+    """A finalist re-measured interleaved with the others; a `failure` disqualifies it."""
+
+    trial: int
+    us: tuple[float, ...]
+    median_us: float
+    failure: str = ""
+
+
+class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="final"):
+    """The verified, interleaved comparison that decides a workload's best."""
+
+    run: str
+    workload: str
+    entries: tuple[FinalEntry, ...]
+    best: int
+    default: int
+    noise: float  # relative half-width inside which times are ties
+    time: str
+
+
+class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="resume"):
+    """A run continued after a stop or a crash."""
+
+    run: str
+    boot: str
+    settings: Settings
+    time: str
+
+
+class StopRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stop"):
+    """Why and when the run ended. `best` maps each workload to its best trial, -1 without one."""
+
+    run: str
+    reason: str
+    trials: int
+    best: dict[str, int]
+    seconds: dict[str, float]
+    time: str
+
+
+Record = RunRecord | BatchRecord | TrialRecord | FinalRecord | ResumeRecord | StopRecord

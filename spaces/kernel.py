@@ -1,0 +1,65 @@
+"""Kernels: source made of real files plus a stub of `#define`s, and how to launch it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .theta import Theta
+from .workload import Workload
+
+DEVICE_HEADERS = Path(__file__).parent / "device"
+_INCLUDE = re.compile(r'^#include "([\w.]+)"[^\n]*\n', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a CUDA kernel is started (empty for the CPU, whose `kt_launch` does it itself)."""
+
+    entry: str = "kt_launch"
+    grid: tuple[int, int, int] = (1, 1, 1)
+    block: tuple[int, int, int] = (1, 1, 1)
+    cluster: tuple[int, int, int] = (1, 1, 1)
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One candidate's complete source text; `source` is what is hashed, built and emitted."""
+
+    workload: Workload
+    family: str
+    theta: Theta
+    language: str  # "c" | "cuda"
+    source: str
+    launch: Launch = field(default_factory=Launch)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the source text."""
+        return hashlib.sha256(self.source.encode()).hexdigest()
+
+
+def stub(defines: Mapping[str, int | str]) -> str:
+    """`#define` lines that set a kernel file's compile-time parameters."""
+    return "".join(f"#define {name} {value}\n" for name, value in defines.items())
+
+
+def expand(path: Path, headers: Path = DEVICE_HEADERS) -> str:
+    """The text of `path` with our own headers expanded once each, where first included."""
+    seen: set[str] = set()
+
+    def inline(text: str) -> str:
+        def replace(match: re.Match[str]) -> str:
+            name = match[1]
+            if name in seen:
+                return ""
+            seen.add(name)
+            return inline((headers / name).read_text())
+
+        return _INCLUDE.sub(replace, text)
+
+    return inline(path.read_text())

@@ -1,0 +1,1 @@
+"""Building, checking and timing kernels on real devices."""
