@@ -1,0 +1,1 @@
+"""How it is found: search, build, run, pools and commands."""

@@ -2,6 +2,9 @@
  *
  * Accuracy: exp, gelu and silu are within a few ulp in fp32 and 1e-13 relative in fp64, down to the subnormals.
  */
+#ifndef KT_CPU_EPILOGUE_H
+#define KT_CPU_EPILOGUE_H
+
 #include "cpu_isa.h"
 
 #ifndef KT_EPILOGUE
@@ -101,15 +104,18 @@ KT_INLINE kt_vec kt_scale_exponent(kt_vec x, kt_ivec n) {
     return x * first * second;
 }
 
-KT_INLINE kt_vec kt_exp(kt_vec x) {
+/* exp(x + rest), |rest| <= 0.1. */
+KT_INLINE kt_vec kt_exp_sum(kt_vec x, kt_vec rest) {
     x = kt_select(x < KT_EXP_MIN, (kt_vec){0} + KT_EXP_MIN, x);
     x = kt_select(x > KT_EXP_MAX, (kt_vec){0} + KT_EXP_MAX, x);
     kt_vec shifted = x * (kt_real)1.4426950408889634 + KT_ROUNDER; /* the integer part lands in the low bits */
     kt_vec n = shifted - KT_ROUNDER;
     kt_ivec exponent = (kt_ivec)shifted - (kt_ivec)((kt_vec){0} + KT_ROUNDER);
-    kt_vec r = (x - n * KT_LN2_HIGH) - n * KT_LN2_LOW;
+    kt_vec r = ((x - n * KT_LN2_HIGH) - n * KT_LN2_LOW) + rest;
     return kt_scale_exponent(KT_POLYNOMIAL(r, kt_exp_coefficients), exponent);
 }
+
+KT_INLINE kt_vec kt_exp(kt_vec x) { return kt_exp_sum(x, (kt_vec){0}); }
 
 /* erfc(t) for t >= 0 as exp(-t^2) * p((t - 3) / (t + 3)) / (1 + 2t). t^2 is split into an exact and a small part: its
  * rounding error alone would cost the exponential up to 80 ulp. */
@@ -117,7 +123,7 @@ KT_INLINE kt_vec kt_erfc(kt_vec t) {
     kt_vec high = (kt_vec)((kt_ivec)t & KT_SPLIT_MASK);
     kt_vec rest = (t - high) * (t + high);
     kt_vec p = KT_POLYNOMIAL((t - 3) / (t + 3), kt_erfcx_coefficients);
-    return kt_exp(-high * high) * (kt_exp(-rest) * p / (1 + 2 * t));
+    return kt_exp_sum(-high * high, -rest) * p / (1 + 2 * t);
 }
 
 /* x * Phi(x), from the tail's side so that nothing cancels for negative x. */
@@ -134,3 +140,5 @@ KT_INLINE kt_vec kt_apply_epilogue(kt_vec x, const kt_epilogue *e, long index, l
     KT_EPILOGUE
     return x;
 }
+
+#endif

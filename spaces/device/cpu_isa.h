@@ -3,6 +3,9 @@
  * The instruction set is chosen here and not on the command line, so that plain `cc -O3` builds the kernel at full
  * speed. System headers belong above this file: what follows the target pragma is compiled for that target.
  */
+#ifndef KT_CPU_ISA_H
+#define KT_CPU_ISA_H
+
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -97,3 +100,5 @@ KT_INLINE long kt_min(long a, long b) { return a < b ? a : b; }
 
 /* Where part `index` of `parts` nearly equal parts of `total` begins. */
 KT_INLINE long kt_split(long total, long parts, long index) { return total * index / parts; }
+
+#endif

@@ -4,6 +4,9 @@
  * be right for any number of threads: it runs with threads = 1 when another caller holds the pool, after a failed
  * pthread_create, and in a process forked while the pool was busy.
  */
+#ifndef KT_CPU_POOL_H
+#define KT_CPU_POOL_H
+
 #include <pthread.h>
 #include <sched.h>
 
@@ -137,3 +140,5 @@ static inline __attribute__((unused)) void kt_barrier(unsigned *arrived, int thr
         if (spin > KT_SPIN) sched_yield();
     }
 }
+
+#endif

@@ -1,0 +1,80 @@
+"""The one seam of the tuner: a Measurer turns frozen batches into outcomes.
+
+Real ones own pools of builders and runners (`kt.tuner.pool`); fakes compute times from a formula
+and recorded ones read them from a log, so that search, commands and replay need no device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kt.logs.record import Bound, BuildFacts, FinalEntry, Outcome, Seconds
+from kt.spaces.kernel import Kernel
+from kt.spaces.workload import Workload
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One proposal with its kernel; `alone` asks for a run with nothing else under way."""
+
+    trial: int
+    kernel: Kernel
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class FrozenBatch:
+    """A logged batch. `incumbent_us` is the best time its proposals knew (early cuts use it)."""
+
+    number: int
+    workload: Workload
+    candidates: tuple[Candidate, ...]
+    incumbent_us: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One candidate's final result. A duplicate has no outcome of its own."""
+
+    trial: int
+    outcome: Outcome | None
+    build: BuildFacts | None
+    seconds: Seconds
+    duplicate_of: int | None = None
+    clock_mhz: float = 0.0
+
+
+class Measurer(Protocol):
+    """Builds and runs candidates. One object serves a whole tuning run."""
+
+    def prepare(self, workloads: Sequence[Workload]) -> None:
+        """Makes inputs and references; raises KtError when the device cannot hold them."""
+
+    def bound(self, dtype: str) -> Bound:
+        """Measured limits of the device for `dtype`."""
+
+    def vendor_us(self, workload: Workload) -> float | None:
+        """The vendor library's time under the same conditions, where there is one."""
+
+    def environment(self) -> dict[str, str | int | float | bool]:
+        """Device, driver, toolchain, clocks and throttle state, for the header."""
+
+    def know(self, binary: str, trial: int) -> None:
+        """Records that `trial` of an earlier session had this binary."""
+
+    def start(self, batch: FrozenBatch) -> None:
+        """Begins building a batch; returns at once."""
+
+    def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
+        """Each candidate's result as it becomes final, once each, in any order.
+
+        At `deadline` (of `time.monotonic`) what is running is ended and the rest is left out.
+        """
+
+    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
+        """Verifies on other seeds and repeatedly, then times interleaved with each other."""
+
+    def close(self) -> None:
+        """Ends every process this object started."""

@@ -1,0 +1,112 @@
+"""The search of a run: batch b as a function of the header and of the outcomes told so far.
+
+The caller keeps the determinism contract: `observe` in batch order, `propose(b)` after exactly
+the batches ≤ b − 1 − lag were observed. Nothing here reads a clock or the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kt.logs.record import ModelReport, Settings
+from kt.spaces.space import Points, Space
+
+from .state import Observation, State
+from .strategy import MODEL_OF, STRATEGIES, Picker
+from .surrogate import Surrogate
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Batch `number`: points of workload `which`, with predictions and who proposed each."""
+
+    number: int
+    which: int
+    points: Points
+    sources: tuple[str, ...]
+    predicted: tuple[float | None, ...]
+    report: ModelReport
+    incumbent_us: float | None
+
+    def first(self, n: int) -> Proposal:
+        """The same batch cut to its first `n` entries (a budget that ends inside it)."""
+        return Proposal(
+            self.number, self.which, self.points[:n], self.sources[:n], self.predicted[:n],
+            self.report, self.incumbent_us,
+        )  # fmt: skip
+
+
+class Search:
+    """Proposes batches for one or several workloads that share a cost model."""
+
+    def __init__(
+        self, spaces: Sequence[Space], warm: Sequence[Points], settings: Settings, seed: int
+    ) -> None:
+        self.states = [State(space, w) for space, w in zip(spaces, warm, strict=True)]
+        self._settings, self._seed = settings, seed
+        self._models = settings.strategy in MODEL_OF
+        self._surrogate = Surrogate(
+            self.states, MODEL_OF.get(settings.strategy, "kt"), seed, settings.model_threads
+        )
+        make = STRATEGIES[settings.strategy]
+        self._strategies = [
+            make(self._surrogate, i, settings.epsilon) for i in range(len(self.states))
+        ]
+        self._batch = 0
+        self._exhausted = [False] * len(self.states)
+
+    def propose(self) -> Proposal | None:
+        """The next batch, or None when every space is exhausted."""
+        number = self._batch
+        while not all(self._exhausted):
+            which = self._turn()
+            proposal = self._propose(number, which)
+            if len(proposal.points):
+                self._batch += 1
+                self.states[which].propose(proposal.points)
+                return proposal
+            self._exhausted[which] = True
+        return None
+
+    def take_back(self, proposal: Proposal, kept: int) -> Proposal:
+        """The proposal as it was frozen: only its first `kept` entries count as proposed."""
+        self.states[proposal.which].withdraw(len(proposal.points) - kept)
+        return proposal.first(kept)
+
+    def observe(self, proposal: Proposal, observations: list[Observation]) -> None:
+        """Tells the final events of a batch, in index order; unfinished entries are left out."""
+        done = {o.point for o in observations}
+        pairs = zip(proposal.points.tolist(), proposal.predicted, strict=True)
+        predicted = [p for point, p in pairs if point in done]
+        self.states[proposal.which].observe(observations)
+        if self._models:
+            self._surrogate.judge(proposal.which, predicted, observations)
+            self._surrogate.learn(proposal.which, observations)
+
+    def _turn(self) -> int:
+        """The workload with the fewest batches, the first of equals."""
+        open_ = [i for i in range(len(self.states)) if not self._exhausted[i]]
+        return min(open_, key=lambda i: (self.states[i].batches, i))
+
+    def _propose(self, number: int, which: int) -> Proposal:
+        state = self.states[which]
+        rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number,)))
+        picker = Picker(state, self._settings.batch_size)
+        if state.batches == 0:
+            picker.add(state.space.defaults(), "default")
+            picker.add(state.warm[state.space.legal(state.warm)], "warm", picker.size // 2)
+        self._strategies[which].fill(picker, rng)
+        random_share = picker.sources.count("random") / max(1, len(picker.sources))
+        return Proposal(
+            number, which, picker.points, tuple(picker.sources),
+            self._predict(which, picker.points),
+            self._surrogate.report(round(random_share, 4)), state.best_us,
+        )  # fmt: skip
+
+    def _predict(self, which: int, points: Points) -> tuple[float | None, ...]:
+        if not self._models or not len(points) or not self._surrogate.ready():
+            return (None,) * len(points)
+        return tuple(round(float(p), 4) for p in self._surrogate.predict(which, points))

@@ -1,0 +1,80 @@
+"""What a search knows of one workload: a function of the final events it was told, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kt.spaces.space import Points, Space
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One final event. `us` is None for a failure; a censored time is a lower bound."""
+
+    point: int
+    us: float | None
+    censored: bool = False
+
+
+class State:
+    """Measured and proposed points of one workload."""
+
+    def __init__(self, space: Space, warm: Points) -> None:
+        self.space, self.warm = space, warm
+        self._proposed: list[int] = []
+        self._points: list[int] = []
+        self._us: list[float] = []
+        self.best_point: int | None = None
+        self.best_us: float | None = None
+        self.stale = 0
+        """Observed batches since the best improved."""
+        self.batches = 0
+        """Batches proposed."""
+
+    def propose(self, points: Points) -> None:
+        self._proposed.extend(points.tolist())
+        self.batches += 1
+
+    def withdraw(self, n: int) -> None:
+        """Forgets the last `n` proposed points (a budget cut them off)."""
+        del self._proposed[len(self._proposed) - n :]
+
+    def observe(self, observations: list[Observation]) -> None:
+        before = self.best_us
+        for seen in observations:
+            self._points.append(seen.point)
+            self._us.append(np.nan if seen.us is None else seen.us)
+            better = self.best_us is None or (seen.us is not None and seen.us < self.best_us)
+            if seen.us is not None and not seen.censored and better:
+                self.best_us, self.best_point = seen.us, seen.point
+        self.stale = 0 if self.best_us != before else self.stale + 1
+
+    @property
+    def proposed(self) -> Points:
+        """Every point proposed so far; none is proposed again."""
+        return np.array(self._proposed, dtype=np.int64)
+
+    @property
+    def measured(self) -> Points:
+        """Points with a final event, in (batch, index) order."""
+        return np.array(self._points, dtype=np.int64)
+
+    @property
+    def throughput(self) -> NDArray[np.float32]:
+        """Normalised throughput of `measured`: 1 = the best known, 0 = failed."""
+        return self.normalised(np.array(self._us))
+
+    def normalised(self, us: NDArray[np.float64]) -> NDArray[np.float32]:
+        """Throughput of times `us` (NaN = failed) relative to the best known."""
+        if self.best_us is None:
+            return np.zeros(len(us), dtype=np.float32)
+        return np.nan_to_num(self.best_us / us, nan=0.0).astype(np.float32)
+
+    def best_measured(self, n: int) -> Points:
+        """The `n` best measured points that did not fail, best first."""
+        points, score = self.measured, self.throughput
+        order = np.lexsort((points, -score))
+        return points[order][score[order] > 0][:n]

@@ -1,0 +1,177 @@
+"""THE LOOP: propose, freeze, build, run, log, learn; and what stands before and after it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from kt.logs.journal import Journal
+from kt.logs.record import (
+    Bound,
+    FinalRecord,
+    Record,
+    RunRecord,
+    Settings,
+    StopRecord,
+    TrialRecord,
+)
+from kt.spaces.families import space_of
+from kt.spaces.target import Target
+from kt.spaces.workload import Workload
+
+from .finals import hold_finals
+from .measure import Measurer
+from .session import Planned, Session, boot_id, now
+from .stop import Stopper
+from .store import open_store
+from .versions import kt_version, versions
+from .warm import nearest
+
+
+class View(Protocol):
+    """Watches a run. Called from the loop; must not block."""
+
+    def started(self, session: Session) -> None: ...
+    def planned(self, session: Session, planned: Planned) -> None: ...
+    def trial(self, session: Session, record: TrialRecord) -> None: ...
+    def final(self, session: Session, record: FinalRecord) -> None: ...
+    def stopped(self, session: Session, record: StopRecord) -> None: ...
+
+
+class Quiet:
+    """A view that shows nothing."""
+
+    def started(self, session: Session) -> None:
+        pass
+
+    def planned(self, session: Session, planned: Planned) -> None:
+        pass
+
+    def trial(self, session: Session, record: TrialRecord) -> None:
+        pass
+
+    def final(self, session: Session, record: FinalRecord) -> None:
+        pass
+
+    def stopped(self, session: Session, record: StopRecord) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `best` maps each workload to its winner's trial, -1 without one."""
+
+    log: Path
+    run: str
+    reason: str
+    trials: int
+    best: dict[str, int]
+    failures: dict[str, int]
+    first_failure: str
+
+
+def run_batches(session: Session, measurer: Measurer, stop: Stopper, view: View) -> str:
+    """The loop. Returns why it ended."""
+    window: deque[Planned] = deque()
+    while True:
+        while len(window) <= session.header.settings.lag and stop.reason() is None:
+            planned = session.plan(stop.room)
+            if planned is None:
+                break
+            measurer.start(planned.frozen)
+            window.append(planned)
+            view.planned(session, planned)
+        if not window:
+            return stop.reason() or "exhausted"
+        planned = window.popleft()
+        for measured in measurer.finish(planned.frozen, stop.deadline):
+            view.trial(session, session.record(planned, measured))
+        session.observe(planned)
+
+
+def tune(
+    workloads: Sequence[Workload],
+    target: Target,
+    log: Path,
+    measurer: Measurer,
+    settings: Settings | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    view: View | None = None,
+) -> Result:
+    """Tunes `workloads` on `target` and appends everything to `log`.
+
+    `log` is a file, or a directory in which a new file is made. With `resume` the newest run of
+    these workloads in it goes on. Raises KtError for what the user must change.
+    """
+    settings = settings or Settings()
+    place = open_store(log, workloads, target, settings, seed, resume)
+    measurer.prepare(workloads)
+    with Journal(place.path) as journal:
+        if place.run:
+            session = Session(place.run.header, settings, journal)
+            session.resume(place.run)
+            for binary, trial in session.finished_binaries():
+                measurer.know(binary, trial)
+        else:
+            header = _header(workloads, target, settings, seed, place.earlier, measurer)
+            journal.append(header, durable=True)
+            session = Session(header, settings, journal)
+        return _run(session, measurer, view or Quiet(), place.path)
+
+
+def _run(session: Session, measurer: Measurer, view: View, path: Path) -> Result:
+    stop = Stopper(session, session.settings)
+    view.started(session)
+    try:
+        reason = run_batches(session, measurer, stop, view)
+        best = {}
+        for i, text in enumerate(session.header.workloads):
+            final = hold_finals(session, measurer, i)
+            if final:
+                view.final(session, final)
+            best[text] = final.best if final else -1
+    except KeyboardInterrupt:
+        reason, best = "interrupted", session.best_trials()
+    record = StopRecord(
+        run=session.header.run, reason=reason, trials=len(session.known), best=best,
+        seconds=_seconds(session, stop), time=now(),
+    )  # fmt: skip
+    session.journal.append(record, durable=True)
+    view.stopped(session, record)
+    first = session.first_failure
+    return Result(
+        path, session.header.run, reason, len(session.known), best, dict(session.failures),
+        f"{first.failure}: {first.message}\n{first.detail}".strip() if first else "",
+    )  # fmt: skip
+
+
+def _seconds(session: Session, stop: Stopper) -> dict[str, float]:
+    """Wall time of this session, and what was spent on each stage (builds overlap)."""
+    spent = {"wall": time.monotonic() - stop.started, "search": session.search_seconds}
+    return {name: round(value, 3) for name, value in (spent | session.spent).items()}
+
+
+def _header(
+    workloads: Sequence[Workload],
+    target: Target,
+    settings: Settings,
+    seed: int,
+    earlier: Sequence[Record],
+    measurer: Measurer,
+) -> RunRecord:
+    spaces = [space_of(workload, target) for workload in workloads]
+    bounds: dict[str, Bound] = {w.dtype: measurer.bound(w.dtype) for w in workloads}
+    vendor = {str(w): us for w in workloads if (us := measurer.vendor_us(w)) is not None}
+    warm = {str(w): starts for w in workloads if (starts := nearest(earlier, w, target))}
+    return RunRecord(
+        run=uuid.uuid4().hex[:12], kt=kt_version(), seed=seed, settings=settings, target=target,
+        workloads=tuple(map(str, workloads)), spaces=tuple(space.digest for space in spaces),
+        bounds=bounds, vendor_us=vendor, warm=warm, versions=versions(),
+        environment=measurer.environment(), boot=boot_id(), time=now(),
+    )  # fmt: skip

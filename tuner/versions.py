@@ -1,0 +1,42 @@
+"""Versions that decide whether two runs of the search are comparable."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib import metadata
+from pathlib import Path
+
+from kt.costmodel import features
+
+_ROOT = Path(__file__).resolve().parent.parent
+_SEARCH_SOURCES = (
+    "tuner/anneal.py", "tuner/search.py", "tuner/state.py", "tuner/strategy.py",
+    "tuner/surrogate.py", "costmodel/*.py", "spaces/*.py", "spaces/*/*.py",
+)  # fmt: skip
+
+
+def kt_version() -> str:
+    """The installed version; a bare checkout has none."""
+    try:
+        return metadata.version("kt")
+    except metadata.PackageNotFoundError:
+        return "0+checkout"
+
+
+def search_digest() -> str:
+    """Content hash of the sources that decide what is proposed."""
+    digest = hashlib.sha256()
+    for pattern in _SEARCH_SOURCES:
+        for path in sorted(_ROOT.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """What a replay must share with the run to promise identical proposals."""
+    found = {name: metadata.version(name) for name in ("numpy", "xgboost", "scikit-learn")}
+    return {
+        "kt": kt_version(), "search": search_digest(), "features": str(features.VERSION),
+        "python": platform.python_version(), **found,
+    }  # fmt: skip
