@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define KT_ISA_GENERIC 0
 #define KT_ISA_SSE2 1
 #define KT_ISA_AVX2 2
 #define KT_ISA_AVX512 3
@@ -22,8 +23,10 @@
 #define KT_ISA KT_ISA_AVX512
 #elif defined(__AVX2__)
 #define KT_ISA KT_ISA_AVX2
-#else
+#elif defined(__SSE2__)
 #define KT_ISA KT_ISA_SSE2
+#else
+#define KT_ISA KT_ISA_GENERIC
 #endif
 #endif
 

@@ -16,6 +16,7 @@
 #include "cpu_isa.h"
 #include "cpu_pack.h"
 #include "cpu_epilogue.h"
+#include "cpu_reduce.h"
 
 /* Workload */
 #ifndef KT_M
@@ -403,20 +404,6 @@ static void kt_run_region(const kt_problem *p, const kt_region *r, int thread) {
     }
 }
 
-#if KT_GRID_K > 1
-/* C += its K slices, and the epilogue. */
-static void kt_reduce_rows(const kt_problem *p, long row0, long row1) {
-    for (long row = row0; row < row1; row++)
-        for (long column = 0; column < KT_N; column += KT_LANES) {
-            long count = kt_min(KT_N - column, KT_LANES), index = row * KT_N + column;
-            kt_vec x = kt_load_first(p->c + index, count);
-            for (size_t slice = 0; slice < KT_GRID_K - 1; slice++)
-                x += kt_load_first(p->partial + slice * KT_C_ELEMENTS + index, count);
-            kt_store_first(p->c + index, kt_apply_epilogue(x, &p->epilogue, index, column, count), count);
-        }
-}
-#endif
-
 static void kt_run_thread(void *context, int thread, int threads) {
     kt_problem *p = context;
     long index = KT_DYNAMIC ? __atomic_fetch_add(&p->next_region, 1, __ATOMIC_RELAXED) : thread;
@@ -427,8 +414,7 @@ static void kt_run_thread(void *context, int thread, int threads) {
     }
 #if KT_GRID_K > 1
     kt_barrier(&p->arrived, threads);
-    const long rows = (long)KT_BATCH * KT_M;
-    kt_reduce_rows(p, kt_split(rows, threads, thread), kt_split(rows, threads, thread + 1));
+    kt_reduce_slices(p->c, p->partial, KT_GRID_K, (long)KT_BATCH * KT_M, KT_N, &p->epilogue, thread, threads);
 #endif
 }
 

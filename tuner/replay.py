@@ -1,0 +1,164 @@
+"""Offline replay: are a log's proposals the same, and what would another strategy have done."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from kt.logs.query import Run, timed
+from kt.logs.record import Settings, Timing, TrialRecord
+from kt.spaces.errors import LogError, SettingsError, SpaceError
+from kt.spaces.families import space_of
+from kt.spaces.space import Space
+from kt.spaces.workload import parse
+
+from .recorded import RecordedSpace
+from .search import Proposal, Search
+from .session import mismatch, search_of, version_difference
+from .state import Observation
+
+LEAST_POINTS = 64
+"""Recorded points below which a simulated search says nothing."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whether a run's proposals are recomputed from its header and outcomes alone."""
+
+    run: str
+    batches: int
+    difference: str = ""
+    versions: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 identical; 1 different under the same versions; 2 not comparable."""
+        if not self.difference:
+            return 0
+        return 2 if self.versions else 1
+
+
+def check_identity(run: Run) -> Identity:
+    """Recomputes every batch of `run` and compares it with the logged one."""
+    other_versions = version_difference(run.header)
+    name, count = run.header.run, len(run.batches)
+    try:
+        spaces = [space_of(parse(text), run.header.target) for text in run.header.workloads]
+        difference = _first_difference(run, search_of(run.header, spaces), spaces)
+    except SpaceError as error:
+        difference = str(error)
+    return Identity(name, count, difference or "", other_versions)
+
+
+def _first_difference(run: Run, search: Search, spaces: Sequence[Space]) -> str | None:
+    lag = run.header.settings.lag
+    window: deque[tuple[Proposal, int]] = deque()
+    first_trial = 0
+    for expected, logged in enumerate(sorted(run.batches, key=lambda b: b.batch)):
+        if logged.batch != expected:
+            raise LogError(f"run {run.header.run}: batch {expected} is missing from the log")
+        while len(window) > lag:
+            _observe(run, search, spaces, *window.popleft())
+        proposal = search.propose()
+        if proposal is None:
+            return f"batch {logged.batch} proposes nothing: the space is exhausted"
+        cut = search.take_back(proposal, min(len(logged.entries), len(proposal.points)))
+        if difference := mismatch(spaces[cut.which], cut, logged):
+            return difference
+        window.append((cut, first_trial))
+        first_trial += len(logged.entries)
+    return None
+
+
+def _observe(
+    run: Run, search: Search, spaces: Sequence[Space], proposal: Proposal, first: int
+) -> None:
+    observations = [
+        observation(spaces[proposal.which], trial)
+        for i in range(len(proposal.points))
+        if (trial := run.trials.get(first + i))
+    ]
+    search.observe(proposal, observations)
+
+
+def observation(space: Space, trial: TrialRecord) -> Observation:
+    """A trial's final event as the search sees it."""
+    point = space.point(trial.family, trial.theta)
+    outcome = trial.outcome
+    if isinstance(outcome, Timing):
+        return Observation(point, outcome.median_us, outcome.censored)
+    return Observation(point, None)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A strategy re-run on recorded outcomes: the best of `optimum_us` reached, by seed."""
+
+    strategy: str
+    budget: int
+    points: int
+    optimum_us: float
+    best_us: tuple[float, ...]
+
+    @property
+    def reached(self) -> float:
+        """Median over seeds of optimum / best: 1 = the recorded optimum was found."""
+        return statistics.median(self.optimum_us / us if us > 0 else 0.0 for us in self.best_us)
+
+
+def simulate(
+    runs: Sequence[Run], workload: str, strategy: str, budget: int | None, seeds: int = 5
+) -> Simulation:
+    """Runs `strategy` on the points that `runs` recorded for `workload`.
+
+    Raises SettingsError, with the number, when too few points were recorded for that to mean
+    anything: fewer than LEAST_POINTS, or fewer than twice the budget.
+    """
+    header = runs[0].header
+    base = space_of(parse(workload), header.target)
+    outcomes: dict[int, Observation] = {}
+    for run in runs:
+        if run.header.target.same_device(header.target):
+            for trial in run.of(workload):
+                seen = observation(base, trial)
+                outcomes.setdefault(seen.point, seen)
+    budget = budget or len(outcomes) // 2
+    least = max(LEAST_POINTS, 2 * budget)
+    if len(outcomes) < least:
+        raise SettingsError(
+            f"'{workload}' has {len(outcomes)} recorded points: a budget of {budget} needs at "
+            f"least {least} for the comparison to mean anything"
+        )
+    times = [t for run in runs for trial in run.of(workload) if (t := timed(trial)) is not None]
+    if not times:
+        raise SettingsError(f"'{workload}' has no recorded result to search for")
+    space = RecordedSpace(base, np.array(sorted(outcomes), dtype=np.int64))
+    settings = msgspec.structs.replace(header.settings, strategy=strategy)
+    found = [_best(space, outcomes, settings, seed, budget) for seed in range(seeds)]
+    return Simulation(strategy, budget, len(outcomes), min(times), tuple(found))
+
+
+def _best(
+    space: Space, outcomes: dict[int, Observation], settings: Settings, seed: int, budget: int
+) -> float:
+    search = Search([space], [np.empty(0, dtype=np.int64)], settings, seed)
+    window: deque[Proposal] = deque()
+    spent, best = 0, float("inf")
+    while spent < budget:
+        while len(window) > settings.lag:
+            proposal = window.popleft()
+            search.observe(proposal, [outcomes[p] for p in proposal.points.tolist()])
+        proposed = search.propose()
+        if proposed is None:
+            break
+        cut = search.take_back(proposed, min(budget - spent, len(proposed.points)))
+        spent += len(cut.points)
+        window.append(cut)
+        seen = [outcomes[p] for p in cut.points.tolist()]
+        best = min([best, *(o.us for o in seen if o.us is not None and not o.censored)])
+    return best if np.isfinite(best) else 0.0
