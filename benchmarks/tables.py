@@ -1,0 +1,86 @@
+"""Writes the README's benchmark tables from benchmarks/results/; with --check only compares.
+
+python benchmarks/tables.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from classes import CLASSES
+
+HERE = Path(__file__).resolve().parent
+README = HERE.parent / "README.md"
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """The committed rows of a class in the order of its workloads."""
+    folder = HERE / "results" / CLASSES[name].device
+    found = [
+        row
+        for path in sorted(folder.glob("*.json"))
+        for row in json.loads(path.read_text())["rows"]
+        if row["class"] == name
+    ]
+    order = {workload: i for i, workload in enumerate(CLASSES[name].workloads)}
+    return sorted(found, key=lambda row: order[row["workload"]])
+
+
+def geometric_mean(values: list[float]) -> float:
+    """exp of the mean logarithm."""
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def table(name: str) -> str:
+    """A class as Markdown: a row a workload, losses as plain as wins, and the mean."""
+    rows = rows_of(name)
+    if not rows:
+        return "_Not measured yet._"
+    lines = [
+        "| workload | kt µs | default µs | opponent | opponent µs | opponent / kt | default / kt "
+        "| % of bound |",
+        "|---|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| `{row['workload']}` | {row['kt_us']:.1f} | {row['default_us']:.1f} "
+            f"| {row['opponent']} | {row['opponent_us']:.1f} "
+            f"| {row['ratio']:.2f} ({row['ratio_low']:.2f}–{row['ratio_high']:.2f}) "
+            f"| {row['default_us'] / row['kt_us']:.2f} | {100 * row['bound_us'] / row['kt_us']:.0f} |"
+        )
+    mean = geometric_mean([row["ratio"] for row in rows])
+    tuned = geometric_mean([row["default_us"] / row["kt_us"] for row in rows])
+    losses = sum(row["ratio"] < 1 for row in rows)
+    lines.append(f"| **geometric mean** | | | | | **{mean:.2f}** | {tuned:.2f} | |")
+    lines.append(f"\n{losses} of {len(rows)} lost. Floor {CLASSES[name].floor:.2f}, goal ")
+    lines[-1] += f"{CLASSES[name].goal:.2f}."
+    return "\n".join(lines)
+
+
+def rendered(text: str) -> str:
+    """`text` with every marked table replaced by the current one."""
+    for name in CLASSES:
+        begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
+        pattern = re.escape(begin) + ".*?" + re.escape(end)
+        body = f"{begin}\n{table(name)}\n{end}"
+        text = re.sub(pattern, lambda _, body=body: body, text, flags=re.DOTALL)
+    return text
+
+
+def main() -> None:
+    """Rewrites README.md, or with --check exits 1 when it differs."""
+    text = README.read_text()
+    new = rendered(text)
+    if "--check" in sys.argv[1:]:
+        sys.exit("README.md differs from benchmarks/results" if new != text else 0)
+    README.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
