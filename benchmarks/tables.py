@@ -52,7 +52,8 @@ def table(name: str) -> str:
             f"| `{row['workload']}` | {row['kt_us']:.1f} | {row['default_us']:.1f} "
             f"| {row['opponent']} | {row['opponent_us']:.1f} "
             f"| {row['ratio']:.2f} ({row['ratio_low']:.2f}–{row['ratio_high']:.2f}) "
-            f"| {row['default_us'] / row['kt_us']:.2f} | {100 * row['bound_us'] / row['kt_us']:.0f} |"
+            f"| {row['default_us'] / row['kt_us']:.2f} "
+            f"| {100 * row['bound_us'] / row['kt_us']:.0f} |"
         )
     mean = geometric_mean([row["ratio"] for row in rows])
     tuned = geometric_mean([row["default_us"] / row["kt_us"] for row in rows])

@@ -50,11 +50,12 @@ def cross_validated(
     if len(scores) < 10:
         return None
     distinct = len(np.unique(groups))
-    splitter = (
-        GroupKFold(min(5, distinct)) if distinct >= 3 else KFold(5, shuffle=True, random_state=0)
-    )
+    if distinct >= 3:
+        splits = GroupKFold(min(5, distinct)).split(features, scores, groups)
+    else:
+        splits = KFold(5, shuffle=True, random_state=0).split(features)
     found = []
-    for train, test in splitter.split(features, scores, groups):
+    for train, test in splits:
         model = make()
         model.fit(features[train], scores[train])
         value = rank_correlation(model.predict(features[test]), scores[test])

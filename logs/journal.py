@@ -59,11 +59,15 @@ class Journal:
             raise LogError(f"{path}: compressed logs are read-only; give a .jsonl file")
         self.path = path
         try:
+            if path.exists() and not path.is_file():
+                raise LogError(f"cannot write log {path}: not a regular file")
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise LogError(f"cannot write log {path}: {error.strerror}") from None
-        self._refuse_foreign_file()
+        if not self._appendable():
+            self.close()
+            raise LogError(f"{path} exists and is not a kt log; give another --log")
 
     def __enter__(self) -> Journal:
         return self
@@ -85,20 +89,22 @@ class Journal:
         """Writes the records as one block of lines; `durable` waits until they are on disk.
 
         Raises LogError when the disk is full or gone; everything before the block stays intact.
+        Raises msgspec.ValidationError, a bug, for a record that could not be read back.
         """
-        block = b"".join(_encoder.encode(record) + b"\n" for record in records)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        block = b"".join(map(_line, records))
         try:
-            end = self._repaired_end()
-            self._write(block, end)
-            if durable:
-                os.fsync(self._fd)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                end = self._repaired_end()
+                self._write(block, end)
+                if durable:
+                    os.fsync(self._fd)
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError as error:
             raise LogError(
                 f"cannot write log {self.path}: {error.strerror}; what was logged before is intact"
             ) from None
-        finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _write(self, block: bytes, end: int) -> None:
         view = memoryview(block)
@@ -120,16 +126,38 @@ class Journal:
         if _is_record(last):
             return size + os.write(self._fd, b"\n")
         os.ftruncate(self._fd, size - len(last))
-        return size - len(last)
+        return self._repaired_end()  # a torn line may be longer than the tail looked at
 
-    def _refuse_foreign_file(self) -> None:
+    def _appendable(self) -> bool:
         """A file that holds no record at all is somebody's and is not appended to."""
         head = os.pread(self._fd, MAX_LINE_BYTES, 0)
-        lines = head.split(b"\n")
-        torn_only = len(lines) == 1 and head.startswith(b'{"type":')
-        if head and not torn_only and not any(map(_is_record, lines[:64])):
-            self.close()
-            raise LogError(f"{self.path} exists and is not a kt log; give another --log")
+        return _only_begun(head) or any(map(_is_record, head.split(b"\n")[:64]))
+
+
+_BEGINNING = b'{"type":"run",'
+
+
+def _only_begun(head: bytes) -> bool:
+    """Whether a file with this beginning holds nothing, or no more than a torn first line."""
+    return b"\n" not in head and (head.startswith(_BEGINNING) or _BEGINNING.startswith(head))
+
+
+def holds_nothing(path: Path) -> bool:
+    """Whether a log file is missing, empty or was torn inside its very first line."""
+    try:
+        if not path.is_file():
+            return not path.exists()
+        with open(path, "rb") as file:
+            head = file.read(MAX_LINE_BYTES)
+    except OSError as error:
+        raise LogError(f"cannot read log {path}: {error.strerror}") from None
+    return _only_begun(head) and not _is_record(head)
+
+
+def _line(record: Record) -> bytes:
+    line = _encoder.encode(record)
+    _decoder.decode(line)  # strict on write: NaN, for one, would become null
+    return line + b"\n"
 
 
 def _is_record(line: bytes) -> bool:
@@ -142,16 +170,19 @@ def _is_record(line: bytes) -> bool:
 
 def log_files(path: Path) -> list[Path]:
     """The log files that `path` names: itself, or the logs of a directory, oldest name first."""
-    if path.is_dir():
+    try:
+        if path.is_file():
+            return [path]
+        if not path.exists():
+            raise LogError(f"{path}: no such log")
+        if not path.is_dir():
+            raise LogError(f"{path}: not a regular file")
         files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
-        if not files:
-            raise LogError(f"{path}: no logs in this directory (looked for *.jsonl, *.jsonl.gz)")
-        return files
-    if not path.exists():
-        raise LogError(f"{path}: no such log")
-    if not path.is_file():
-        raise LogError(f"{path}: not a regular file")
-    return [path]
+    except OSError as error:
+        raise LogError(f"cannot read log {path}: {error.strerror}") from None
+    if not files:
+        raise LogError(f"{path}: no logs in this directory (looked for *.jsonl, *.jsonl.gz)")
+    return files
 
 
 def read_log(path: Path) -> Log:
@@ -209,6 +240,9 @@ def _lines(path: Path) -> Iterator[bytes]:
         file.seek(0)
         source = gzip.GzipFile(fileobj=file) if compressed else file
         while line := source.readline(MAX_LINE_BYTES):
+            rest = line
+            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = source.readline(MAX_LINE_BYTES)  # too long for a record: pass over the rest
             yield line
 
 
@@ -234,10 +268,10 @@ def _newer(path: Path, number: int, schema: int) -> LogError:
 
 
 def _short(error: Exception) -> str:
-    text = str(error).replace("\n", " ")
+    text = "".join(c if c.isprintable() else " " for c in str(error))
     return text if len(text) <= 200 else text[:197] + "..."
 
 
 def encode_records(records: Iterable[Record]) -> bytes:
     """The lines of `records`, as `Journal.append` writes them."""
-    return b"".join(_encoder.encode(record) + b"\n" for record in records)
+    return b"".join(map(_line, records))

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from kt.spaces.target import Target
 
 from .record import (
@@ -27,11 +29,11 @@ class Run:
 
     header: RunRecord
     batches: list[BatchRecord] = field(default_factory=list)
+    """In batch order; records that are not in order (two resumes at once) are left out."""
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     finals: dict[str, FinalRecord] = field(default_factory=dict)
     resumes: list[ResumeRecord] = field(default_factory=list)
     stop: StopRecord | None = None
-    trials_since_resume: int = 0
 
     def of(self, workload: str) -> list[TrialRecord]:
         """Trials of one workload in trial order."""
@@ -51,21 +53,34 @@ def runs(records: Sequence[Record]) -> list[Run]:
 
 def _add(run: Run, record: Record) -> None:
     match record:
-        case TrialRecord():
+        case TrialRecord() if record.workload in run.header.workloads:
             # A second record of a trial (two resumes at once) does not replace the first.
             run.trials.setdefault(record.trial, record)
-            run.trials_since_resume += 1
         case BatchRecord():
-            run.batches.append(record)
+            _add_batch(run.batches, record)
         case FinalRecord():
             run.finals[record.workload] = record
         case ResumeRecord():
             run.resumes.append(record)
-            run.stop, run.trials_since_resume = None, 0
+            run.stop = None
         case StopRecord():
             run.stop = record
-        case RunRecord():
-            pass
+
+
+def _add_batch(batches: list[BatchRecord], record: BatchRecord) -> None:
+    """Files a batch, or completes the one that a budget had cut short."""
+    last = batches[-1] if batches else None
+    if last is None or last.batch < record.batch:
+        batches.append(record)
+    elif last.batch == record.batch:
+        known = {entry.trial for entry in last.entries}
+        pairs = zip(record.entries, record.predicted, strict=False)
+        more = [(entry, guess) for entry, guess in pairs if entry.trial not in known]
+        batches[-1] = msgspec.structs.replace(
+            last,
+            entries=last.entries + tuple(entry for entry, _ in more),
+            predicted=last.predicted + tuple(guess for _, guess in more),
+        )
 
 
 def timed(trial: TrialRecord) -> float | None:
@@ -91,13 +106,15 @@ class Best:
 def best_of(run: Run, workload: str) -> Best | None:
     """The winner of the final, else the fastest trial; None when nothing was measured."""
     final = run.finals.get(workload)
-    if final and final.best in run.trials:
-        times = {entry.trial: entry.median_us for entry in final.entries}
+    entries = final.entries if final else ()
+    times = {entry.trial: entry.median_us for entry in entries if not entry.failure}
+    if final and final.best in run.trials and final.best in times:
         winner = run.trials[final.best]
         return Best(
             workload, run.header.target, winner, times[final.best], times.get(final.default), final
         )
-    trials = run.of(workload)
+    disqualified = {entry.trial for entry in entries if entry.failure}
+    trials = [trial for trial in run.of(workload) if trial.trial not in disqualified]
     results = [(us, t.trial, t) for t in trials if (us := timed(t)) is not None]
     if not results:
         return None

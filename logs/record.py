@@ -7,9 +7,10 @@ trial records have a `theta` key. The union is tagged on `type`; outcomes are ta
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from kt.spaces.target import Target
 from kt.spaces.theta import Theta
@@ -45,7 +46,7 @@ class Timing(msgspec.Struct, frozen=True, tag_field="kind", tag="timing", omit_d
     """
 
     us: tuple[float, ...]
-    median_us: float
+    median_us: Annotated[float, Meta(gt=0)]
     censored: bool = False
     bound_us: float = 0.0
     confirmed: bool = False
@@ -77,10 +78,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every effective setting of a run. Those above the line decide what is proposed."""
 
     strategy: str = "kt"
-    batch_size: int = 16
-    lag: int = 0
-    model_threads: int = 2
-    epsilon: float = 0.1
+    batch_size: Annotated[int, Meta(ge=1, le=4096)] = 16
+    lag: Annotated[int, Meta(ge=0, le=64)] = 0
+    model_threads: Annotated[int, Meta(ge=1, le=1024)] = 2
+    epsilon: Annotated[float, Meta(ge=0, le=1)] = 0.1
     # -- below: when to stop and how to measure; proposals do not depend on them ---------------
     trials: int = 128
     seconds: float = 0.0
@@ -100,7 +101,7 @@ class WarmStart(msgspec.Struct, frozen=True):
     trial: int
     workload: str
     family: str
-    knobs: dict[str, dict[str, bool | int | str]]
+    knobs: Theta
     digest: str
 
 
@@ -116,7 +117,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 
     run: str
     kt: str
-    seed: int
+    seed: Annotated[int, Meta(ge=0)]
     settings: Settings
     target: Target
     workloads: tuple[str, ...]
@@ -136,7 +137,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     trial: int
     family: str
-    knobs: dict[str, dict[str, bool | int | str]]
+    knobs: Theta
     source: str
 
 
@@ -150,7 +151,10 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="batch"):
-    """A frozen batch, written and fsynced before its first launch."""
+    """A frozen batch, written and fsynced before its first launch.
+
+    A batch that the budget cut short and a resumed run completes has a second record.
+    """
 
     run: str
     batch: int
@@ -204,12 +208,16 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
 
 
 class ResumeRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="resume"):
-    """A run continued after a stop or a crash."""
+    """A run continued after a stop or a crash.
+
+    `suspects` are trials that were running when the machine went down: they run last, alone.
+    """
 
     run: str
     boot: str
     settings: Settings
     time: str
+    suspects: tuple[int, ...] = ()
 
 
 class StopRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="stop"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from .theta import Theta
@@ -17,9 +17,12 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"[^\n]*\n', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Launch:
-    """How a CUDA kernel is started (empty for the CPU, whose `kt_launch` does it itself)."""
+    """How one CUDA kernel of a source is started.
 
-    entry: str = "kt_launch"
+    Every entry takes the same pointers: the workload's inputs in order, its output, the workspace.
+    """
+
+    entry: str
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
     cluster: tuple[int, int, int] = (1, 1, 1)
@@ -35,7 +38,18 @@ class Kernel:
     theta: Theta
     language: str  # "c" | "cuda"
     source: str
-    launch: Launch = field(default_factory=Launch)
+    launches: tuple[Launch, ...] = ()
+    """CUDA kernels in stream order; none for the CPU, whose `kt_launch` does all itself."""
+    workspace_bytes: int = 0
+    zeroed_bytes: int = 0
+    """Leading bytes of the workspace that must be zero before the first launch; each launch leaves
+    them zero."""
+
+    @property
+    def launch(self) -> Launch:
+        """The launch of a kernel that has exactly one."""
+        (only,) = self.launches
+        return only
 
     @property
     def digest(self) -> str:

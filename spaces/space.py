@@ -30,7 +30,8 @@ Features = NDArray[np.float32]
 
 ENUMERABLE = 2**18
 """Spaces up to this many points are listed in full; larger ones are sampled."""
-_ROUNDS = 64
+_ROUNDS, _MOST_DRAWN = 64, 2**14
+"""Bounds of rejection sampling: rounds, and points drawn of each family in one."""
 _SIGNIFICANT_BITS = 12
 
 
@@ -254,10 +255,11 @@ class Space:
         return points[self.legal(points)]
 
     def sample(self, rng: np.random.Generator, n: int, exclude: Points | None = None) -> Points:
-        """Up to `n` distinct legal points outside `exclude`, families in equal shares.
+        """Up to `n` distinct legal points outside `exclude`.
 
-        Fewer come back when the space (nearly) ends. Raises SpaceError, with the counts by rule,
-        when no legal point was found at all.
+        Uniform in a listed space; families in equal shares in a larger one. Fewer come back when
+        the space (nearly) ends. Raises SpaceError, with the counts by rule, when no legal point
+        was found and none is excluded.
         """
         exclude = np.empty(0, dtype=np.int64) if exclude is None else exclude
         if self.listed is not None:
@@ -265,7 +267,7 @@ class Space:
             found = rng.permutation(left)[:n]
         else:
             found = self._rejection(rng, n, exclude)
-        if not len(found) and not len(exclude):
+        if n > 0 and not len(found) and not len(exclude):
             raise SpaceError(self._empty_message())
         return found
 
@@ -282,6 +284,7 @@ class Space:
             found = _distinct(np.concatenate([found, points[~np.isin(points, exclude)]]))
             if len(found) >= n:
                 break
+            chunk = max(chunk, min(2 * chunk, _MOST_DRAWN))
         return found[:n]
 
     def neighbours(self, points: Points, rng: np.random.Generator, tries: int = 4) -> Points:

@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .errors import WorkloadError
 
@@ -35,6 +35,7 @@ EPILOGUE_OPS = ("bias", "relu", "gelu", "silu", "residual", "scale")
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_EXTENT = 2**31 - 1
 MAX_ELEMENTS = 2**38
+MAX_STEP = 2**15
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,12 @@ class Option:
         if value is None:
             raise WorkloadError(f"{self.key}={text}: accepts {self.accepts}")
         return value
+
+    def refuse_other(self, value: Any) -> None:
+        """Raises WorkloadError for a value outside the choices (of a workload made by hand)."""
+        given = value if self.kind == "chain" else (value,)
+        if self.choices and value and not set(given) <= set(self.choices):
+            raise WorkloadError(f"{self.key}={self.show(value)}: accepts {self.accepts}")
 
     def _value(self, text: str) -> object:
         match self.kind:
@@ -160,6 +167,8 @@ class Workload:
     epilogue: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for option in self.OPTIONS:
+            option.refuse_other(getattr(self, option.field))
         if not self.acc:
             object.__setattr__(self, "acc", DEFAULT_ACC[self.dtype])
         accepted = {DEFAULT_ACC[self.dtype]} | ({"fp16"} if self.dtype == "fp16" else set())
@@ -313,15 +322,17 @@ class Conv2d(Workload):
 
     def _extents(self) -> dict[str, int]:
         return {"N": self.n, "H": self.h, "W": self.w, "C": self.c, "K": self.k, "R": self.r,
-                "S": self.s, "groups": self.groups, "stride": min(self.stride),
-                "dilation": min(self.dilation)}  # fmt: skip
+                "S": self.s, "groups": self.groups}  # fmt: skip
 
     def _check(self) -> None:
         for name, channels in (("C", self.c), ("K", self.k)):
             if channels % self.groups:
                 self._refuse("groups", f"{self.groups} does not divide {name}={channels}")
-        if max(*self.pad, *self.stride, *self.dilation) > 2**15:
-            self._refuse("pad, stride, dilation", "above 32768")
+        for name, pair, least in (
+            ("stride", self.stride, 1), ("pad", self.pad, 0), ("dilation", self.dilation, 1)
+        ):  # fmt: skip
+            if not least <= min(pair) <= max(pair) <= MAX_STEP:
+                self._refuse(name, f"{pair[0]}x{pair[1]} is not between {least} and {MAX_STEP}")
         for axis, size, taps, i in (("H", self.h, self.r, 0), ("W", self.w, self.s, 1)):
             padded, reach = size + 2 * self.pad[i], (taps - 1) * self.dilation[i] + 1
             if reach > padded:
@@ -420,7 +431,7 @@ class Attention(Workload):
             self._refuse("window", f"{self.window} is not between 0 and {MAX_EXTENT}")
         for field in ("scale", "softcap"):
             if getattr(self, field) < 0:
-                self._refuse(field, "negative")
+                self._refuse(field, f"{getattr(self, field)} is negative: accepts 0 and above")
 
     @property
     def shape_text(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from fakes import FakeFamily
+
 from kt.spaces import families
 
 

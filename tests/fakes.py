@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
 from kt.logs.record import Bound, BuildFacts, Failure, FinalEntry, Outcome, Seconds, Timing
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel

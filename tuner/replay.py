@@ -59,18 +59,16 @@ def _first_difference(run: Run, search: Search, spaces: Sequence[Space]) -> str 
     lag = run.header.settings.lag
     window: deque[tuple[Proposal, int]] = deque()
     first_trial = 0
-    for expected, logged in enumerate(sorted(run.batches, key=lambda b: b.batch)):
+    for expected, logged in enumerate(run.batches):
         if logged.batch != expected:
             raise LogError(f"run {run.header.run}: batch {expected} is missing from the log")
         while len(window) > lag:
             _observe(run, search, spaces, *window.popleft())
-        proposal = search.propose()
-        if proposal is None:
-            return f"batch {logged.batch} proposes nothing: the space is exhausted"
-        cut = search.take_back(proposal, min(len(logged.entries), len(proposal.points)))
-        if difference := mismatch(spaces[cut.which], cut, logged):
+        proposal = search.propose([len(logged.entries)] * len(spaces))
+        difference = mismatch(spaces, proposal, logged)
+        if proposal is None or difference:
             return difference
-        window.append((cut, first_trial))
+        window.append((proposal, first_trial))
         first_trial += len(logged.entries)
     return None
 
@@ -153,12 +151,11 @@ def _best(
         while len(window) > settings.lag:
             proposal = window.popleft()
             search.observe(proposal, [outcomes[p] for p in proposal.points.tolist()])
-        proposed = search.propose()
+        proposed = search.propose([budget - spent])
         if proposed is None:
             break
-        cut = search.take_back(proposed, min(budget - spent, len(proposed.points)))
-        spent += len(cut.points)
-        window.append(cut)
-        seen = [outcomes[p] for p in cut.points.tolist()]
+        spent += len(proposed.points)
+        window.append(proposed)
+        seen = [outcomes[p] for p in proposed.points.tolist()]
         best = min([best, *(o.us for o in seen if o.us is not None and not o.censored)])
     return best if np.isfinite(best) else 0.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kt.logs.record import ModelReport, Settings
+from kt.spaces.errors import SettingsError
 from kt.spaces.space import Points, Space
 
 from .state import Observation, State
@@ -51,6 +52,10 @@ class Search:
         self._surrogate = Surrogate(
             self.states, MODEL_OF.get(settings.strategy, "kt"), seed, settings.model_threads
         )
+        if settings.strategy not in STRATEGIES:
+            raise SettingsError(
+                f"unknown strategy '{settings.strategy}': accepts {', '.join(STRATEGIES)}"
+            )
         make = STRATEGIES[settings.strategy]
         self._strategies = [
             make(self._surrogate, i, settings.epsilon) for i in range(len(self.states))
@@ -58,23 +63,19 @@ class Search:
         self._batch = 0
         self._exhausted = [False] * len(self.states)
 
-    def propose(self) -> Proposal | None:
-        """The next batch, or None when every space is exhausted."""
-        number = self._batch
-        while not all(self._exhausted):
-            which = self._turn()
-            proposal = self._propose(number, which)
+    def propose(self, room: Sequence[int]) -> Proposal | None:
+        """The next batch, at most `room` entries by workload; only these count as proposed.
+
+        None when every space is exhausted or the workload whose turn it is has no room.
+        """
+        while (which := self.turn()) is not None and room[which] > 0:
+            proposal = self._propose(self._batch, which).first(room[which])
             if len(proposal.points):
                 self._batch += 1
                 self.states[which].propose(proposal.points)
                 return proposal
             self._exhausted[which] = True
         return None
-
-    def take_back(self, proposal: Proposal, kept: int) -> Proposal:
-        """The proposal as it was frozen: only its first `kept` entries count as proposed."""
-        self.states[proposal.which].withdraw(len(proposal.points) - kept)
-        return proposal.first(kept)
 
     def observe(self, proposal: Proposal, observations: list[Observation]) -> None:
         """Tells the final events of a batch, in index order; unfinished entries are left out."""
@@ -86,17 +87,18 @@ class Search:
             self._surrogate.judge(proposal.which, predicted, observations)
             self._surrogate.learn(proposal.which, observations)
 
-    def _turn(self) -> int:
-        """The workload with the fewest batches, the first of equals."""
-        open_ = [i for i in range(len(self.states)) if not self._exhausted[i]]
-        return min(open_, key=lambda i: (self.states[i].batches, i))
+    def turn(self) -> int | None:
+        """The workload with the fewest batches, the first of equals; None when all ended."""
+        open_ = [i for i, ended in enumerate(self._exhausted) if not ended]
+        return min(open_, key=lambda i: (self.states[i].batches, i), default=None)
 
     def _propose(self, number: int, which: int) -> Proposal:
         state = self.states[which]
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number,)))
         picker = Picker(state, self._settings.batch_size)
         if state.batches == 0:
-            picker.add(state.space.defaults(), "default")
+            defaults = state.space.defaults()
+            picker.add(defaults[state.space.legal(defaults)], "default")
             picker.add(state.warm[state.space.legal(state.warm)], "warm", picker.size // 2)
         self._strategies[which].fill(picker, rng)
         random_share = picker.sources.count("random") / max(1, len(picker.sources))

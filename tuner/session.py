@@ -26,14 +26,13 @@ from kt.logs.record import (
 from kt.spaces.errors import LogError
 from kt.spaces.families import space_of
 from kt.spaces.space import Points, Space
-from kt.spaces.theta import Theta
 from kt.spaces.workload import Workload, parse
 
 from .measure import Candidate, FrozenBatch, Measured
 from .search import Proposal, Search
 from .state import Observation
 from .versions import versions
-from .warm import nested, warm_points
+from .warm import warm_points
 
 
 def now() -> str:
@@ -86,7 +85,7 @@ class Session:
         self.failures: Counter[str] = Counter()
         self.first_failure: Failure | None = None
         self.since_improvement = 0
-        self.planned_trials = 0
+        self._planned_trials = [0] * len(self.workloads)
         self.search_seconds = 0.0
         self.spent = {"build": 0.0, "check": 0.0, "run": 0.0}
         self._logged: deque[BatchRecord] = deque()
@@ -95,44 +94,59 @@ class Session:
 
     # -- planning ---------------------------------------------------------------------------
 
-    def plan(self, most: int) -> Planned | None:
-        """Freezes and logs the next batch of at most `most` entries; None when all is exhausted."""
+    @property
+    def planned_trials(self) -> int:
+        """Trials frozen so far; also the number of the next one."""
+        return sum(self._planned_trials)
+
+    @property
+    def room(self) -> list[int]:
+        """Trials that may still be planned, by workload."""
+        return [self.settings.trials - planned for planned in self._planned_trials]
+
+    def plan(self) -> Planned | None:
+        """Freezes and logs the next batch; None when its workload is full, or all exhausted."""
         started = time.perf_counter()
-        proposal = self.search.propose()
+        logged = self._logged.popleft() if self._logged else None
+        proposal = self.search.propose(self._room_like(logged) if logged else self.room)
+        if logged:
+            self._refuse_other(proposal, logged)
         if proposal is None:
             return None
-        if self._logged:
-            proposal = self._as_logged(proposal, self._logged.popleft())
-        else:
-            proposal = self.search.take_back(proposal, min(most, len(proposal.points)))
-            self.journal.append(self._batch_record(proposal), durable=True)
+        done = len(logged.entries) if logged else 0
+        if done < len(proposal.points):
+            self.journal.append(self._batch_record(proposal, done), durable=True)
         planned = self._planned(proposal)
-        self.planned_trials += len(proposal.points)
+        self._planned_trials[proposal.which] += len(proposal.points)
         self.search_seconds += time.perf_counter() - started
         return planned
 
-    def _as_logged(self, proposal: Proposal, logged: BatchRecord) -> Proposal:
-        cut = self.search.take_back(proposal, len(logged.entries))
-        differing = mismatch(self.spaces[cut.which], cut, logged)
+    def _room_like(self, logged: BatchRecord) -> list[int]:
+        """Room for a logged batch; the last one, if a budget cut it short, is completed."""
+        size = len(logged.entries)
+        return [size if self._logged else max(size, room) for room in self.room]
+
+    def _refuse_other(self, proposal: Proposal | None, logged: BatchRecord) -> None:
+        differing = mismatch(self.spaces, proposal, logged)
         if differing:
             raise LogError(
                 f"cannot resume run {self.header.run}: {differing}; "
                 f"{version_difference(self.header) or 'the versions are the same'}"
             )
-        return cut
 
-    def _batch_record(self, proposal: Proposal) -> BatchRecord:
-        space = self.spaces[proposal.which]
+    def _batch_record(self, proposal: Proposal, start: int) -> BatchRecord:
+        """The record of a proposal's entries from `start` on."""
+        space, first = self.spaces[proposal.which], self.planned_trials
         entries = tuple(
-            Entry(self.planned_trials + i, space.family_of(p), nested(space.theta(p)), source)
+            Entry(first + i, space.family_of(p), space.theta(p), source)
             for i, (p, source) in enumerate(
                 zip(proposal.points.tolist(), proposal.sources, strict=True)
             )
         )
         return BatchRecord(
             run=self.header.run, batch=proposal.number,
-            workload=self.header.workloads[proposal.which], entries=entries,
-            predicted=proposal.predicted, model=proposal.report, time=now(),
+            workload=self.header.workloads[proposal.which], entries=entries[start:],
+            predicted=proposal.predicted[start:], model=proposal.report, time=now(),
         )  # fmt: skip
 
     def _planned(self, proposal: Proposal) -> Planned:
@@ -143,6 +157,7 @@ class Session:
             for i, point in enumerate(proposal.points.tolist())
             if first + i not in self._finished
         )
+        candidates = tuple(sorted(candidates, key=lambda candidate: candidate.alone))
         frozen = FrozenBatch(proposal.number, workload, candidates, proposal.incumbent_us)
         return Planned(proposal, workload, first, frozen)
 
@@ -231,43 +246,51 @@ class Session:
 
     def resume(self, run: Run) -> None:
         """Takes up a logged run: its batches are planned again and its trials not repeated."""
-        self._logged = deque(sorted(run.batches, key=lambda b: b.batch))
-        which = {text: i for i, text in enumerate(self.header.workloads)}
+        self._logged = deque(run.batches)
         for record in (run.trials[i] for i in sorted(run.trials)):
-            self._finished[record.trial] = record
-            self._count(record, which[record.workload])
-        boots = [run.header.boot, *(r.boot for r in run.resumes)]
-        if boots[-1] != boot_id():
-            self._after_machine_crash(run, boots, which)
+            self._finish(record)
+        last = run.resumes[-1] if run.resumes else None
+        self._suspects = set(last.suspects) - set(self._finished) if last else set()
+        if (last or run.header).boot != boot_id():
+            self._after_machine_crash()
         self.journal.append(
-            ResumeRecord(run=run.header.run, boot=boot_id(), settings=self.settings, time=now()),
+            ResumeRecord(
+                run=run.header.run, boot=boot_id(), settings=self.settings, time=now(),
+                suspects=tuple(sorted(self._suspects)),
+            ),
             durable=True,
-        )
+        )  # fmt: skip
 
-    def _after_machine_crash(self, run: Run, boots: list[str], which: dict[str, int]) -> None:
+    def _finish(self, record: TrialRecord) -> None:
+        self._finished[record.trial] = record
+        self._count(record, self.header.workloads.index(record.workload))
+
+    def _after_machine_crash(self) -> None:
         """What was running goes last and alone; what took the machine down twice has failed."""
-        unfinished = [
-            (batch, i, entry)
+        waiting = [
+            (entry.trial in self._suspects, entry, batch)
             for batch in self._logged
-            for i, entry in enumerate(batch.entries)
-            if entry.trial not in run.trials
+            for entry in batch.entries
+            if entry.trial not in self._finished
         ]
-        if not unfinished:
+        if not waiting:
             return
-        batch, i, entry = unfinished[0]
-        retried = len(boots) > 1 and boots[-1] != boots[-2] and not run.trials_since_resume
-        if not (retried and len(unfinished) == 1):
-            self._suspects = {entry.trial}
+        number = waiting[0][2].batch  # the batch under way; within it, suspects ran last
+        retried, entry, batch = min(
+            (item for item in waiting if item[2].batch == number), key=lambda item: item[0]
+        )
+        if not retried:
+            self._suspects.add(entry.trial)
             return
         record = TrialRecord(
-            run=run.header.run, trial=entry.trial, batch=batch.batch, workload=batch.workload,
-            family=entry.family, theta=Theta(**entry.knobs), source=entry.source,
+            run=self.header.run, trial=entry.trial, batch=batch.batch, workload=batch.workload,
+            family=entry.family, theta=entry.knobs, source=entry.source,
             outcome=Failure("interrupted", "run", "the machine went down twice while this ran"),
-            seconds=Seconds(), predicted=batch.predicted[i], time=now(),
+            seconds=Seconds(), time=now(),
         )  # fmt: skip
         self.journal.append(record, durable=True)
-        self._finished[record.trial] = record
-        self._count(record, which[record.workload])
+        self._suspects.discard(entry.trial)
+        self._finish(record)
 
     def finished_binaries(self) -> Iterable[tuple[str, int]]:
         """(binary, trial) of logged trials, so that their equals are not measured again."""
@@ -290,14 +313,19 @@ def search_of(header: RunRecord, spaces: Sequence[Space]) -> Search:
     return Search(spaces, warm, header.settings, header.seed)
 
 
-def mismatch(space: Space, proposal: Proposal, logged: BatchRecord) -> str | None:
-    """How a recomputed batch differs from the logged one, or None when they are identical."""
+def mismatch(spaces: Sequence[Space], proposal: Proposal | None, logged: BatchRecord) -> str | None:
+    """How a recomputed batch differs from the logged one, or None when it begins with that."""
+    if proposal is None:
+        return f"batch {logged.batch} proposes nothing: the space is exhausted"
+    if proposal.number != logged.batch:
+        return f"batch {proposal.number} is missing from the log"
+    space = spaces[proposal.which]
     if str(space.workload) != logged.workload:
         return f"batch {logged.batch} proposes for '{space.workload}', not '{logged.workload}'"
     if len(proposal.points) < len(logged.entries):
         return f"batch {logged.batch} proposes {len(proposal.points)} of {len(logged.entries)}"
     for point, entry in zip(proposal.points.tolist(), logged.entries, strict=False):
-        if (space.family_of(point), space.theta(point)) != (entry.family, Theta(**entry.knobs)):
+        if (space.family_of(point), space.theta(point)) != (entry.family, entry.knobs):
             return f"batch {logged.batch} proposes other points from trial {entry.trial} on"
     return None
 

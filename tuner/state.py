@@ -38,10 +38,6 @@ class State:
         self._proposed.extend(points.tolist())
         self.batches += 1
 
-    def withdraw(self, n: int) -> None:
-        """Forgets the last `n` proposed points (a budget cut them off)."""
-        del self._proposed[len(self._proposed) - n :]
-
     def observe(self, observations: list[Observation]) -> None:
         before = self.best_us
         for seen in observations:

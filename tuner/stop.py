@@ -33,12 +33,6 @@ class Stopper:
             return None
         return self.started + budget - min(FINALS_SHARE * budget, FINALS_MOST)
 
-    @property
-    def room(self) -> int:
-        """Trials that may still be planned."""
-        total = self._settings.trials * len(self._session.workloads)
-        return total - self._session.planned_trials
-
     def reason(self) -> str | None:
         """Why the run should end now, or None."""
         session, settings = self._session, self._settings
@@ -52,7 +46,8 @@ class Stopper:
             return "patience"
         if settings.near_bound > 0 and self._near_bound():
             return "near_bound"
-        return "trials" if self.room <= 0 else None
+        which = session.search.turn()
+        return "trials" if which is not None and session.room[which] <= 0 else None
 
     def _near_bound(self) -> bool:
         session = self._session

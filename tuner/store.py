@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kt.logs.journal import log_files, read_log
+from kt.logs.journal import holds_nothing, log_files, read_log
 from kt.logs.query import Run, runs
 from kt.logs.record import Record, Settings
 from kt.spaces.errors import LogError, SettingsError
@@ -41,47 +42,41 @@ def open_store(
     `log` is a directory when it is one or has no suffix. Raises LogError for a file that is not a
     log, SettingsError when the run to resume has other settings, seed or device.
     """
-    directory = log.is_dir() or (not log.is_file() and not log.suffix)
-    if resume and (found := _newest(log, tuple(map(str, workloads)))):
-        _check_same(found.run, target, settings, seed)
-        return found
-    earlier = _earlier(log, directory)
+    logs = () if holds_nothing(log) else tuple(_readable(log))
+    directory = log.is_dir() or (not log.exists() and not log.suffix)
+    if resume and (found := _newest(logs, tuple(map(str, workloads)))):
+        path, run = found
+        _check_same(run, target, settings, seed)
+        return Store(path, run=run)
+    earlier = tuple(record for _, records in logs for record in records)
     return Store(_new_file(log, workloads) if directory else log, earlier)
 
 
-def _earlier(log: Path, directory: bool) -> tuple[Record, ...]:
-    if not log.exists() or (log.is_file() and not log.stat().st_size):
-        return ()
-    try:
-        return tuple(read_log(log).records)
-    except LogError:
-        if directory:  # an empty database, or one with foreign files: nothing to learn from
-            return ()
-        raise
+def _readable(log: Path) -> Iterator[tuple[Path, list[Record]]]:
+    """The log, or what can be read of a directory's logs (foreign files may lie there too)."""
+    if log.is_file():
+        yield log, read_log(log).records
+        return
+    with suppress(LogError):
+        for file in log_files(log):
+            with suppress(LogError):
+                yield file, read_log(file).records
 
 
-def _newest(log: Path, workloads: tuple[str, ...]) -> Store | None:
+def _newest(
+    logs: Sequence[tuple[Path, list[Record]]], workloads: tuple[str, ...]
+) -> tuple[Path, Run] | None:
     """The latest run of exactly these workloads."""
-    if not log.exists() or (log.is_file() and not log.stat().st_size):
-        return None
-    try:
-        files = log_files(log)
-    except LogError:
-        return None
-    found: list[Store] = []
-    for file in files:
-        try:
-            records = read_log(file).records
-        except LogError:
-            if file == log:
-                raise
-            continue
-        found += [Store(file, run=r) for r in runs(records) if r.header.workloads == workloads]
-    return max(found, key=lambda store: store.run.header.time if store.run else "", default=None)
+    found = [
+        (path, run)
+        for path, records in logs
+        for run in runs(records)
+        if run.header.workloads == workloads
+    ]
+    return max(found, key=lambda item: item[1].header.time, default=None)
 
 
-def _check_same(run: Run | None, target: Target, settings: Settings, seed: int) -> None:
-    assert run is not None
+def _check_same(run: Run, target: Target, settings: Settings, seed: int) -> None:
     header = run.header
     if not header.target.same_device(target):
         raise SettingsError(

@@ -180,9 +180,10 @@ class Guided:
     def _starts(self, state: State, rng: np.random.Generator) -> Points:
         """Chains go on where they were, a quarter restarted: at the best measured, and anew."""
         best = state.best_measured(CHAINS // 8)
-        fresh = state.space.sample(rng, CHAINS - len(best))
+        fresh = state.space.sample(rng, CHAINS - len(best), state.measured)
         if self._chains is None:
-            return np.resize(np.concatenate([best, fresh]), CHAINS)
+            starts = np.concatenate([best, fresh])
+            return np.resize(starts if len(starts) else state.proposed, CHAINS)
         kept = self._chains.copy()
         kept[: len(best)] = best
         restarted = min(CHAINS // 8, len(fresh))

@@ -20,6 +20,7 @@ from kt.logs.record import (
     StopRecord,
     TrialRecord,
 )
+from kt.spaces.errors import SettingsError
 from kt.spaces.families import space_of
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -80,7 +81,7 @@ def run_batches(session: Session, measurer: Measurer, stop: Stopper, view: View)
     window: deque[Planned] = deque()
     while True:
         while len(window) <= session.header.settings.lag and stop.reason() is None:
-            planned = session.plan(stop.room)
+            planned = session.plan()
             if planned is None:
                 break
             measurer.start(planned.frozen)
@@ -110,6 +111,8 @@ def tune(
     these workloads in it goes on. Raises KtError for what the user must change.
     """
     settings = settings or Settings()
+    if not 0 <= seed < 2**63:
+        raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
     place = open_store(log, workloads, target, settings, seed, resume)
     measurer.prepare(workloads)
     with Journal(place.path) as journal:

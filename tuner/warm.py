@@ -11,10 +11,9 @@ import numpy as np
 
 from kt.logs.query import Best, best_trials
 from kt.logs.record import Record, WarmStart
-from kt.spaces.errors import SpaceError
+from kt.spaces.errors import SpaceError, WorkloadError
 from kt.spaces.space import Points, Space
 from kt.spaces.target import Target
-from kt.spaces.theta import COMPONENTS, Theta
 from kt.spaces.workload import Workload, parse
 
 MOST = 4
@@ -23,25 +22,28 @@ MOST = 4
 def nearest(records: Sequence[Record], workload: Workload, target: Target) -> tuple[WarmStart, ...]:
     """Bests of the nearest workloads of the same operator and device, nearest first."""
     found = [
-        (_distance(workload, parse(best.workload)), best.workload, best)
+        (_distance(workload, other), best.workload, best)
         for best in best_trials(records)
-        if best.target.same_device(target) and best.workload.split()[0] == workload.OPERATOR
+        if best.target.same_device(target) and (other := _readable(best.workload))
+        if type(other) is type(workload)
     ]
     found.sort(key=lambda item: item[:2])
     return tuple(_warm_start(best) for _, _, best in found[:MOST])
 
 
+def _readable(text: str) -> Workload | None:
+    try:
+        return parse(text)
+    except WorkloadError:
+        return None  # a log is untrusted, and may know more operators than this version
+
+
 def _warm_start(best: Best) -> WarmStart:
     digest = hashlib.sha256(msgspec.json.encode(best.trial)).hexdigest()[:16]
     return WarmStart(
-        best.trial.run, best.trial.trial, best.workload, best.trial.family,
-        nested(best.trial.theta), digest,
+        best.trial.run, best.trial.trial, best.workload, best.trial.family, best.trial.theta,
+        digest,
     )  # fmt: skip
-
-
-def nested(theta: Theta) -> dict[str, dict[str, bool | int | str]]:
-    """θ as plain nested objects, for records other than trials."""
-    return {component: dict(getattr(theta, component)) for component in COMPONENTS}
 
 
 def _distance(a: Workload, b: Workload) -> float:
@@ -55,7 +57,7 @@ def warm_points(space: Space, starts: Sequence[WarmStart]) -> Points:
     points = []
     for start in starts:
         try:
-            points.append(space.check(start.family, Theta(**start.knobs)))
+            points.append(space.check(start.family, start.knobs))
         except SpaceError:
             continue  # the neighbour's θ does not exist for this shape
     return np.array(points, dtype=np.int64)

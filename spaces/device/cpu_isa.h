@@ -71,9 +71,11 @@ typedef kt_real kt_unaligned_vec __attribute__((vector_size(KT_VEC_BYTES), align
 
 #define KT_PRAGMA(text) _Pragma(#text)
 #if defined(__clang__)
-#define KT_UNROLL_LOOP(count) KT_PRAGMA(unroll count)
+#define KT_UNROLL_BY(count) KT_PRAGMA(unroll count)
+#define KT_UNROLL_ALL KT_PRAGMA(clang loop unroll(full))
 #else
-#define KT_UNROLL_LOOP(count) KT_PRAGMA(GCC unroll count)
+#define KT_UNROLL_BY(count) KT_PRAGMA(GCC unroll count)
+#define KT_UNROLL_ALL KT_PRAGMA(GCC unroll 32)
 #endif
 
 KT_INLINE kt_vec kt_load(const kt_real *p) { return *(const kt_unaligned_vec *)p; }

@@ -30,7 +30,7 @@
 
 /* One riffle of all rows; log2(KT_LANES) riffles transpose the square block. */
 KT_INLINE void kt_riffle(kt_vec *to, const kt_vec *from) {
-    KT_UNROLL_LOOP(8)
+    KT_UNROLL_ALL
     for (int i = 0; i < KT_LANES / 2; i++) {
         to[2 * i] = KT_SHUFFLE(from[i], from[i + KT_LANES / 2], KT_ZIP_LOW);
         to[2 * i + 1] = KT_SHUFFLE(from[i], from[i + KT_LANES / 2], KT_ZIP_HIGH);
@@ -40,14 +40,14 @@ KT_INLINE void kt_riffle(kt_vec *to, const kt_vec *from) {
 /* dst[step * stride + lane] = src[lane * ld + step] for one square block of which `lanes` rows exist. */
 KT_NOINLINE void kt_transpose_block(kt_real *dst, long stride, const kt_real *src, long ld, long lanes) {
     kt_vec a[KT_LANES], b[KT_LANES];
-    KT_UNROLL_LOOP(16)
+    KT_UNROLL_ALL
     for (int i = 0; i < KT_LANES; i++) a[i] = kt_load(src + kt_min(i, lanes - 1) * ld);
     kt_riffle(b, a);
     if (KT_LANES >= 4) kt_riffle(a, b);
     if (KT_LANES >= 8) kt_riffle(b, a);
     if (KT_LANES >= 16) kt_riffle(a, b);
     const kt_vec *result = KT_LANES == 2 || KT_LANES == 8 ? b : a;
-    KT_UNROLL_LOOP(16)
+    KT_UNROLL_ALL
     for (int i = 0; i < KT_LANES; i++) kt_store(dst + i * stride, result[i]);
 }
 

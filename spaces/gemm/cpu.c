@@ -64,11 +64,8 @@
 #ifndef KT_PACK_B
 #define KT_PACK_B 1 /* 0: in place, 1: panels [k][nr] */
 #endif
-#ifndef KT_PREFETCH_B
-#define KT_PREFETCH_B 0 /* steps ahead in the panel of B, 0: none */
-#endif
 #ifndef KT_PREFETCH_C
-#define KT_PREFETCH_C 1
+#define KT_PREFETCH_C 1 /* 1: a tile's part of C is fetched before the tile is computed */
 #endif
 #ifndef KT_PREFETCH_SOURCE
 #define KT_PREFETCH_SOURCE 1 /* 1: while a panel is used, the operand of the next one is fetched into L2 */
@@ -203,27 +200,24 @@ enum { B_STEP_USED = KT_PACK_B ? NR : B_STEP };
 KT_INLINE void kt_tile_product(const kt_work *w, const kt_tile *t, const int rows) {
     kt_vec acc[MR][KT_NV];
     kt_real *c = w->c + t->row * KT_N + t->column;
-    KT_UNROLL_LOOP(32)
+    KT_UNROLL_ALL
     for (int i = 0; i < rows; i++) {
-        KT_UNROLL_LOOP(8)
+        KT_UNROLL_ALL
         for (int j = 0; j < KT_NV; j++) {
             acc[i][j] = (kt_vec){0};
             if (KT_PREFETCH_C) __builtin_prefetch(c + i * KT_N + j * KT_LANES, 1, 3);
         }
     }
     const kt_real *a = t->a, *b = t->b;
-    KT_UNROLL_LOOP(KT_UNROLL)
+    KT_UNROLL_BY(KT_UNROLL)
     for (long k = t->depth; k > 0; k--) {
         kt_vec bv[KT_NV];
-        KT_UNROLL_LOOP(8)
-        for (int j = 0; j < KT_NV; j++) {
-            bv[j] = kt_load(b + j * KT_LANES);
-            if (KT_PREFETCH_B) __builtin_prefetch(b + KT_PREFETCH_B * B_STEP_USED + j * KT_LANES, 0, 3);
-        }
-        KT_UNROLL_LOOP(32)
+        KT_UNROLL_ALL
+        for (int j = 0; j < KT_NV; j++) bv[j] = kt_load(b + j * KT_LANES);
+        KT_UNROLL_ALL
         for (int i = 0; i < rows; i++) {
             kt_real ai = a[i * A_ROW_USED];
-            KT_UNROLL_LOOP(8)
+            KT_UNROLL_ALL
             for (int j = 0; j < KT_NV; j++) acc[i][j] += ai * bv[j];
         }
         a += A_STEP_USED;
@@ -231,17 +225,17 @@ KT_INLINE void kt_tile_product(const kt_work *w, const kt_tile *t, const int row
     }
     if (t->row0 > 0 || t->row1 < rows || t->col0 > 0 || t->col1 < NR || (t->last && KT_HAS_EPILOGUE)) {
         kt_real product[MR * NR];
-        KT_UNROLL_LOOP(32)
+        KT_UNROLL_ALL
         for (int i = 0; i < rows; i++) {
-            KT_UNROLL_LOOP(8)
+            KT_UNROLL_ALL
             for (int j = 0; j < KT_NV; j++) kt_store(product + i * NR + j * KT_LANES, acc[i][j]);
         }
         kt_write_slow(w, t, product);
         return;
     }
-    KT_UNROLL_LOOP(32)
+    KT_UNROLL_ALL
     for (int i = 0; i < rows; i++) {
-        KT_UNROLL_LOOP(8)
+        KT_UNROLL_ALL
         for (int j = 0; j < KT_NV; j++) {
             kt_real *to = c + i * KT_N + j * KT_LANES;
             if (!t->first) acc[i][j] += kt_load(to);
@@ -285,63 +279,78 @@ KT_INLINE long kt_tile_row(const kt_region *r, long tiles, long i) {
     return r->m0 + kt_min(i * MR, rows);
 }
 
-/* A rectangle of an operand: `rows` of `bytes`, and its share `part` of `parts` is fetched into L2. */
+/* Where tile i and panel j of a block lie in the region. */
+typedef struct {
+    long row, rows, column, columns, depth;
+} kt_place;
+
+KT_INLINE kt_place kt_place_of(const kt_region *r, const kt_block *block, long i, long j) {
+    const long row = kt_tile_row(r, block->tiles, i), column = r->n0 + j * NR;
+    return (kt_place){row, kt_tile_row(r, block->tiles, i + 1) - row, column, kt_min(r->n1 - column, NR), block->k1 - block->k0};
+}
+
+KT_INLINE const kt_real *kt_a_at(const kt_work *w, const kt_block *block, long row) {
+    return w->a + row * A_ROW + block->k0 * A_STEP;
+}
+
+KT_INLINE const kt_real *kt_b_at(const kt_work *w, const kt_block *block, long column) {
+    return w->b + block->k0 * B_STEP + column * B_COL;
+}
+
+/* One of `parts` shares of a rectangle of an operand goes to L2. */
 KT_NOINLINE void kt_prefetch(const kt_real *p, long ld, long rows, long width, long part, long parts) {
     for (long row = kt_split(rows, parts, part); row < kt_split(rows, parts, part + 1); row++)
         for (const char *line = (const char *)(p + row * ld), *end = line + width * (long)sizeof(kt_real); line < end; line += 64)
             __builtin_prefetch(line, 0, 2);
 }
 
-/* The operand behind panel j of B, or tile i of A. */
-KT_INLINE void kt_prefetch_b(const kt_work *w, const kt_block *block, long j, long part, long parts) {
-    const long column = w->region->n0 + j * NR, columns = kt_min(w->region->n1 - column, NR), depth = block->k1 - block->k0;
-    const kt_real *b = w->b + block->k0 * B_STEP + column * B_COL;
-    if (KT_TRANS_B) kt_prefetch(b, B_COL, columns, depth, part, parts);
-    else kt_prefetch(b, B_STEP, depth, columns, part, parts);
+/* While the innermost loop uses one panel, each of its steps fetches a share of the next one's operand. */
+KT_INLINE void kt_prefetch_next(const kt_work *w, const kt_block *block, long i, long j) {
+    const kt_place next = kt_place_of(w->region, block, i + !KT_INNER_M, j + KT_INNER_M);
+    const kt_real *a = kt_a_at(w, block, next.row), *b = kt_b_at(w, block, next.column);
+    if (KT_INNER_M && block->fresh_b && j + 1 < block->j1)
+        kt_prefetch(b, KT_TRANS_B ? B_COL : B_STEP, KT_TRANS_B ? next.columns : next.depth, KT_TRANS_B ? next.depth : next.columns,
+                    i - block->i0, block->i1 - block->i0);
+    if (!KT_INNER_M && block->fresh_a && i + 1 < block->i1)
+        kt_prefetch(a, KT_TRANS_A ? A_STEP : A_ROW, KT_TRANS_A ? next.depth : next.rows, KT_TRANS_A ? next.rows : next.depth,
+                    j - block->j0, block->j1 - block->j0);
 }
 
-KT_INLINE void kt_prefetch_a(const kt_work *w, const kt_block *block, long i, long part, long parts) {
-    const long row = kt_tile_row(w->region, block->tiles, i), rows = kt_tile_row(w->region, block->tiles, i + 1) - row, depth = block->k1 - block->k0;
-    const kt_real *a = w->a + row * A_ROW + block->k0 * A_STEP;
-    if (KT_TRANS_A) kt_prefetch(a, A_STEP, depth, rows, part, parts);
-    else kt_prefetch(a, A_ROW, rows, depth, part, parts);
+/* Points the tile at its panel of A, packing it at the first use; in place, a cut tile moves up over rows that are
+ * already done, so as to read inside A. */
+KT_INLINE void kt_find_a(kt_work *w, const kt_block *block, const kt_place *at, long slot, int first_use, kt_tile *t) {
+    if (KT_PACK_A) {
+        kt_real *panel = w->packed_a + (A_SLOTS > 1 ? slot : 0) * PANEL_A;
+        if (first_use && block->fresh_a) kt_pack_a(panel, kt_a_at(w, block, at->row), at->rows, at->depth);
+        t->a = panel;
+        return;
+    }
+    const long excess = KT_SHORT_TILES && at->rows == MR - 1 ? 0 : kt_min(MR - at->rows, at->row);
+    t->row -= excess, t->row0 += excess, t->row1 += excess;
+    t->a = kt_a_at(w, block, t->row);
+}
+
+KT_INLINE void kt_find_b(kt_work *w, const kt_block *block, const kt_place *at, long slot, int first_use, kt_tile *t) {
+    if (KT_PACK_B) {
+        kt_real *panel = w->packed_b + (B_SLOTS > 1 ? slot : 0) * PANEL_B;
+        if (first_use && block->fresh_b) kt_pack_b(panel, kt_b_at(w, block, at->column), at->columns, at->depth);
+        t->b = panel;
+        return;
+    }
+    const long excess = NR - at->columns;
+    t->column -= excess, t->col0 += excess, t->col1 += excess;
+    t->b = kt_b_at(w, block, t->column);
 }
 
 KT_INLINE void kt_run_tile(kt_work *w, const kt_block *block, long i, long j) {
-    const kt_region *r = w->region;
-    long depth = block->k1 - block->k0;
-    long row = kt_tile_row(r, block->tiles, i), rows = kt_tile_row(r, block->tiles, i + 1) - row;
-    long column = r->n0 + j * NR, columns = kt_min(r->n1 - column, NR);
-    kt_tile t = {.depth = depth, .first = block->first, .last = block->last, .row = row, .row1 = rows, .column = column, .col1 = columns};
-    if (KT_PACK_A) {
-        kt_real *panel = w->packed_a + (A_SLOTS > 1 ? i - block->i0 : 0) * PANEL_A;
-        if (block->fresh_a && j == block->j0) kt_pack_a(panel, w->a + row * A_ROW + block->k0 * A_STEP, rows, depth);
-        t.a = panel;
-    } else {
-        /* A cut tile moves up over rows that are already done, so as to read inside A. */
-        long excess = kt_min(KT_SHORT_TILES && rows == MR - 1 ? 0 : MR - rows, row);
-        t.row -= excess, t.row0 += excess, t.row1 += excess;
-        t.a = w->a + t.row * A_ROW + block->k0 * A_STEP;
-    }
-    if (KT_PACK_B) {
-        kt_real *panel = w->packed_b + (B_SLOTS > 1 ? j - block->j0 : 0) * PANEL_B;
-        if (block->fresh_b && i == block->i0) kt_pack_b(panel, w->b + block->k0 * B_STEP + column * B_COL, columns, depth);
-        t.b = panel;
-    } else {
-        long excess = NR - columns;
-        t.column -= excess, t.col0 += excess, t.col1 += excess;
-        t.b = w->b + block->k0 * B_STEP + t.column * B_COL;
-    }
-    if (KT_PREFETCH_SOURCE & 1) {
-        if (KT_INNER_M && block->fresh_b && j + 1 < block->j1) kt_prefetch_b(w, block, j + 1, i - block->i0, block->i1 - block->i0);
-        if (!KT_INNER_M && block->fresh_a && i + 1 < block->i1) kt_prefetch_a(w, block, i + 1, j - block->j0, block->j1 - block->j0);
-    }
-    if (KT_PREFETCH_SOURCE & 2) {
-        if (KT_INNER_M && block->fresh_a && j == block->j0 && i + 1 < block->i1) kt_prefetch_a(w, block, i + 1, 0, 1);
-        if (!KT_INNER_M && block->fresh_b && i == block->i0 && j + 1 < block->j1) kt_prefetch_b(w, block, j + 1, 0, 1);
-    }
+    const kt_place at = kt_place_of(w->region, block, i, j);
+    kt_tile t = {.depth = at.depth, .first = block->first, .last = block->last,
+                 .row = at.row, .row1 = at.rows, .column = at.column, .col1 = at.columns};
+    kt_find_a(w, block, &at, i - block->i0, j == block->j0, &t);
+    kt_find_b(w, block, &at, j - block->j0, i == block->i0, &t);
+    if (KT_PREFETCH_SOURCE) kt_prefetch_next(w, block, i, j);
 #if KT_SHORT_TILES && KT_MR > 1
-    if (rows == MR - 1 && t.row0 == 0) {
+    if (at.rows == MR - 1) {
         kt_short_tile(w, &t);
         return;
     }
@@ -429,3 +438,5 @@ int kt_launch(void *const *args, void *workspace) {
     kt_parallel(kt_run_thread, &p);
     return 0;
 }
+
+#include "cpu_isa_end.h"

@@ -42,10 +42,6 @@
 #ifndef KT_BLOCK
 #define KT_BLOCK 2048 /* outputs along the long extent in one unit of work */
 #endif
-/* mem */
-#ifndef KT_PREFETCH
-#define KT_PREFETCH 0 /* bytes ahead in each stream, 0: left to the hardware */
-#endif
 /* unroll */
 #ifndef KT_STREAMS
 #define KT_STREAMS 4 /* rows of the stream read at once */
@@ -53,7 +49,7 @@
 #ifndef KT_VECTORS
 #define KT_VECTORS 1 /* vectors of each stream in one step */
 #endif
-/* fusion */
+/* map */
 #ifndef KT_SLICES
 #define KT_SLICES 1 /* parts of k, summed after a barrier */
 #endif
@@ -103,28 +99,27 @@ typedef struct {
     unsigned arrived;
 } kt_problem;
 
-KT_INLINE void kt_prefetch_stream(const kt_real *p) {
-    if (KT_PREFETCH) __builtin_prefetch((const char *)p + KT_PREFETCH, 0, 0);
-}
-
 /* sums[t][0..count) += small[t][k] * stream[k][0..count) for `rows` rows of k; count <= LANES * vectors. */
 KT_INLINE void kt_add_rows(kt_real *sums, const kt_real *small, const kt_real *stream, const int rows, const int vectors, long count, int first) {
-    for (int v = 0; v < vectors; v++) {
-        const long part = kt_min(count - v * LANES, LANES);
-        kt_vec x[KT_STREAMS];
-        KT_UNROLL_LOOP(16)
+    kt_vec x[KT_VECTORS][KT_STREAMS];
+    KT_UNROLL_ALL
+    for (int u = 0; u < rows; u++) {
+        KT_UNROLL_ALL
+        for (int v = 0; v < vectors; v++) x[v][u] = kt_load_first(stream + (long)u * STREAM_ROW + v * LANES, count - v * LANES);
+    }
+    KT_UNROLL_ALL
+    for (int t = 0; t < KT_TINY; t++) {
+        kt_vec sum[KT_VECTORS];
+        KT_UNROLL_ALL
+        for (int v = 0; v < vectors; v++) sum[v] = first ? (kt_vec){0} : kt_load_first(sums + t * KT_BLOCK + v * LANES, count - v * LANES);
+        KT_UNROLL_ALL
         for (int u = 0; u < rows; u++) {
-            x[u] = kt_load_first(stream + (long)u * STREAM_ROW + v * LANES, part);
-            kt_prefetch_stream(stream + (long)u * STREAM_ROW + v * LANES);
+            const kt_real factor = small[t * SMALL_ROW + u * SMALL_COL];
+            KT_UNROLL_ALL
+            for (int v = 0; v < vectors; v++) sum[v] += factor * x[v][u];
         }
-        KT_UNROLL_LOOP(16)
-        for (int t = 0; t < KT_TINY; t++) {
-            kt_real *to = sums + t * KT_BLOCK + v * LANES;
-            kt_vec sum = first ? (kt_vec){0} : kt_load_first(to, part);
-            KT_UNROLL_LOOP(16)
-            for (int u = 0; u < rows; u++) sum += small[t * SMALL_ROW + u * SMALL_COL] * x[u];
-            kt_store_first(to, sum, part);
-        }
+        KT_UNROLL_ALL
+        for (int v = 0; v < vectors; v++) kt_store_first(sums + t * KT_BLOCK + v * LANES, sum[v], count - v * LANES);
     }
 }
 
@@ -149,13 +144,12 @@ KT_NOINLINE void kt_block_by_dots(kt_real *sums, const kt_real *small, const kt_
         const kt_real *row[KT_STREAMS];
         for (int u = 0; u < KT_STREAMS; u++) row[u] = stream + kt_min(l + u, width - 1) * STREAM_ROW;
         long k = 0;
-        KT_UNROLL_LOOP(KT_VECTORS)
+        KT_UNROLL_BY(KT_VECTORS)
         for (; k + LANES <= depth; k += LANES) {
-            KT_UNROLL_LOOP(16)
+            KT_UNROLL_ALL
             for (int u = 0; u < KT_STREAMS; u++) {
                 kt_vec x = kt_load(row[u] + k);
-                kt_prefetch_stream(row[u] + k);
-                KT_UNROLL_LOOP(16)
+                KT_UNROLL_ALL
                 for (int t = 0; t < KT_TINY; t++) sum[u][t] += x * kt_load(small + t * KT_K + k);
             }
         }
@@ -236,3 +230,5 @@ int kt_launch(void *const *args, void *workspace) {
     kt_parallel(kt_run_thread, &p);
     return 0;
 }
+
+#include "cpu_isa_end.h"

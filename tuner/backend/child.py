@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import selectors
@@ -18,7 +19,7 @@ _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 16 * 1024
 # A compiler driver starts further processes, which no death signal reaches. This shell leads their
 # group: SIGTERM (which it gets when its own parent dies) ends all of them.
-_GROUP_LEADER = '"$@" & trap "kill -9 0" TERM; wait $!'
+_GROUP_LEADER = 'trap "kill -9 0" TERM; "$@" & wait $!'
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
@@ -71,10 +72,8 @@ def run_child(
 
 def kill_group(pid: int) -> None:
     """SIGKILL to the process group that `pid` leads; a group that is gone is fine."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _drain(process: subprocess.Popen[bytes], deadline: float) -> tuple[str, bool]:

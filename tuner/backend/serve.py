@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -33,28 +35,26 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is data, not a core file
     _connection = Connection(int(sys.argv[1]))
     os.set_inheritable(_connection.fileno(), False)
-    try:
-        factory, args = _connection.recv()
-        served = _answer(factory, args)
-        while served is not None:
-            method, args = _connection.recv()
-            _answer(getattr(served, method), args)
-    except EOFError:
-        pass
+    with contextlib.suppress(EOFError, OSError):  # the parent closed the pipe
+        _serve(_connection)
     # Threads that a kernel left behind must not keep the process.
     os._exit(0)
 
 
-def _answer(function: Any, args: tuple[Any, ...]) -> object | None:
-    """Calls and sends the result; a constructor's result stays here."""
-    assert _connection is not None
+def _serve(connection: Connection[Any, Any]) -> None:
+    factory, args = connection.recv()
+    kind, served = _attempt(factory, args)
+    connection.send((kind, None if kind == "done" else served))
+    while kind == "done":
+        method, args = connection.recv()
+        connection.send(_attempt(getattr(served, method), args))
+
+
+def _attempt(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, Any]:
+    """("done", result), ("error", the user's error) or ("bug", traceback)."""
     try:
-        value = function(*args)
+        return "done", function(*args)
     except KtError as error:
-        _connection.send(("error", error))
+        return "error", error
     except Exception:
-        _connection.send(("bug", traceback.format_exc()))
-    else:
-        _connection.send(("done", None if isinstance(function, type) else value))
-        return value if isinstance(function, type) else None
-    return None
+        return "bug", traceback.format_exc()

@@ -8,6 +8,7 @@ other, the stage that the child had reached is known, and the parent's `__main__
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
+
+from kt.spaces.errors import KtError
 
 from .child import kill_group, signal_name
 
@@ -63,7 +66,12 @@ class TimedOut:
     log: str
 
 
-Ended = Done | Died | TimedOut
+@dataclass(frozen=True)
+class Stopped:
+    """The child was killed because the caller's deadline came."""
+
+
+Ended = Done | Died | TimedOut | Stopped
 
 
 class Worker:
@@ -87,14 +95,20 @@ class Worker:
         return self._process.pid if self._process else None
 
     def call(
-        self, method: str, *args: object, limit: float, limits: Mapping[str, float] | None = None
+        self,
+        method: str,
+        *args: object,
+        limit: float,
+        limits: Mapping[str, float] | None = None,
+        deadline: float | None = None,
     ) -> Ended:
         """Calls `method` in the child, which has `limit` seconds.
 
-        When the child reports a stage that `limits` names, that stage's seconds start anew.
+        When the child reports a stage that `limits` names, that stage's seconds start anew. At
+        `deadline` (of `time.monotonic`) the child is ended whatever its stage.
         Raises KtError when the job does, and WorkerBug for any other exception in it.
         """
-        if self._max_calls and self._calls >= self._max_calls:
+        if self._ended() or (self._max_calls and self._calls >= self._max_calls):
             self.stop()
         if self._process is None:
             started = self._start()
@@ -107,7 +121,19 @@ class Worker:
             self._connection.send((method, args))
         except OSError:
             return self._bury("start")
-        return self._await("start", limit, limits or {})
+        try:
+            return self._await("start", limit, limits or {}, deadline)
+        except (KtError, WorkerBug):
+            raise
+        except BaseException:  # Ctrl-C: the answer under way must not become the next call's
+            self.stop()
+            raise
+
+    def kill(self) -> None:
+        """Ends the child from another thread; a call under way returns `Died`."""
+        process = self._process
+        if process is not None and process.returncode is None:
+            kill_group(process.pid)
 
     def stop(self) -> None:
         """Kills the child and whatever shares its process group."""
@@ -130,22 +156,33 @@ class Worker:
         self._connection, self._calls = ours, 0
         self._pidfd = os.pidfd_open(self._process.pid) if hasattr(os, "pidfd_open") else -1
         ours.send((self._factory, self._args))
-        ended = self._await("start", START_SECONDS, {})
+        try:
+            ended = self._await("start", START_SECONDS, {}, None)
+        except Exception:  # the constructor's own: there is nothing to serve
+            self.stop()
+            raise
         return None if isinstance(ended, Done) else ended
 
-    def _await(self, stage: str, limit: float, limits: Mapping[str, float]) -> Ended:
+    def _ended(self) -> bool:
+        """Whether the child has died since the last call, which then is nobody's fault."""
+        return self._process is not None and self._process.poll() is not None
+
+    def _await(
+        self, stage: str, limit: float, limits: Mapping[str, float], stop: float | None
+    ) -> Ended:
         """Reads the child's messages until the call has ended."""
         assert self._connection is not None
         sources: list[Any] = [self._connection] + ([self._pidfd] if self._pidfd >= 0 else [])
         deadline = time.monotonic() + limit
         while True:
-            ready = wait(sources, max(deadline - time.monotonic(), 0))
-            if not ready:
+            until = deadline if stop is None else min(deadline, stop)
+            if not wait(sources, max(until - time.monotonic(), 0)):
                 self.stop()
-                return TimedOut(stage, limit, self._log_tail())
-            if self._connection not in ready and not self._connection.poll():
-                return self._bury(stage)
+                log = self._log_tail()
+                return TimedOut(stage, limit, log) if until == deadline else Stopped()
             try:
+                if not self._connection.poll():
+                    return self._bury(stage)
                 kind, value = self._connection.recv()
             except Exception:  # end of file, or bytes that a stray kernel wrote into the pipe
                 return self._bury(stage)
@@ -186,10 +223,8 @@ class Worker:
         return code, peak
 
     def _clear_log(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             os.truncate(self._log, 0)
-        except OSError:
-            pass
 
     def _log_tail(self) -> str:
         try:

@@ -1,0 +1,207 @@
+// Element-wise epilogues: KT_EPILOGUE is a chain of the KT_OP_ macros below, applied in order to `x`.
+//
+// Also the signature of every kernel: operands A and B, those of the epilogue, C, and the workspace.
+#ifndef KT_EPILOGUE_CUH
+#define KT_EPILOGUE_CUH
+
+#include "memory.cuh"
+
+#ifndef KT_EPILOGUE
+#define KT_EPILOGUE
+#endif
+#ifndef KT_HAS_EPILOGUE
+#define KT_HAS_EPILOGUE 0 /* KT_EPILOGUE is not empty */
+#endif
+#ifndef KT_HAS_BIAS
+#define KT_HAS_BIAS 0
+#endif
+#ifndef KT_HAS_RESIDUAL
+#define KT_HAS_RESIDUAL 0
+#endif
+#ifndef KT_HAS_SCALE
+#define KT_HAS_SCALE 0
+#endif
+
+#if KT_DTYPE == KT_INT8 && KT_HAS_EPILOGUE
+typedef double kt_math; // exact on int32
+#else
+typedef kt_acc kt_math;
+#endif
+
+struct kt_epilogue {
+    const kt_output *bias;     // [N]
+    const kt_output *residual; // laid out as C
+    const kt_output *scale;    // [N]
+};
+
+#if KT_HAS_BIAS
+#define KT_BIAS_PARAMETER const kt_output *__restrict__ bias,
+#define KT_BIAS bias
+#else
+#define KT_BIAS_PARAMETER
+#define KT_BIAS nullptr
+#endif
+#if KT_HAS_RESIDUAL
+#define KT_RESIDUAL_PARAMETER const kt_output *__restrict__ residual,
+#define KT_RESIDUAL residual
+#else
+#define KT_RESIDUAL_PARAMETER
+#define KT_RESIDUAL nullptr
+#endif
+#if KT_HAS_SCALE
+#define KT_SCALE_PARAMETER const kt_output *__restrict__ scale,
+#define KT_SCALE scale
+#else
+#define KT_SCALE_PARAMETER
+#define KT_SCALE nullptr
+#endif
+
+#define KT_PARAMETERS                                                                          \
+    const kt_element *__restrict__ a, const kt_element *__restrict__ b, KT_BIAS_PARAMETER      \
+        KT_RESIDUAL_PARAMETER KT_SCALE_PARAMETER kt_output *__restrict__ c, u8 *__restrict__ workspace
+#define KT_EPILOGUE_OPERANDS {KT_BIAS, KT_RESIDUAL, KT_SCALE}
+enum : int { KT_ARGUMENTS = 3 + KT_HAS_BIAS + KT_HAS_RESIDUAL + KT_HAS_SCALE }; // the workspace comes after them
+
+// ---- the operations
+
+#define KT_OP_BIAS x += bias;
+#define KT_OP_RESIDUAL x += residual;
+#define KT_OP_SCALE x *= scale;
+#define KT_OP_RELU x = x < 0 ? (kt_math)0 : x; /* a NaN stays */
+#define KT_OP_GELU x = kt_gelu(x);
+#define KT_OP_SILU x = kt_silu(x);
+
+KT_DEVICE double kt_gelu(double x) { return 0.5 * x * erfc(-0.70710678118654752 * x); }
+KT_DEVICE double kt_silu(double x) { return x / (1 + exp(-x)); }
+
+#if OUTPUT_IS_HALF
+// The tail of the normal distribution by Abramowitz and Stegun 7.1.26 (absolute error 1e-7): far below the rounding of
+// a 16-bit output, and a third of the instructions of erfcf.
+KT_DEVICE float kt_gelu(float x) {
+    const float u = fabsf(x), t = kt_reciprocal_fast(fmaf(0.23164190f, u, 1.0f));
+    const float p = t * fmaf(t, fmaf(t, fmaf(t, fmaf(t, 0.530702715f, -0.726576014f), 0.710706871f), -0.142248368f), 0.127414796f);
+    const float tail = p * kt_exp2_fast(-0.72134752f * u * u);
+    return x * (x < 0 ? tail : 1 - tail);
+}
+KT_DEVICE float kt_silu(float x) { return x * kt_reciprocal_fast(1 + kt_exp2_fast(-1.44269504f * x)); }
+#else
+KT_DEVICE float kt_gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
+KT_DEVICE float kt_silu(float x) { return x / (1 + expf(-x)); }
+#endif
+
+KT_DEVICE kt_math kt_apply_epilogue(kt_acc sum, kt_math bias, kt_math scale, kt_math residual) {
+    kt_math x = (kt_math)sum;
+    (void)bias, (void)scale, (void)residual;
+    KT_EPILOGUE
+    return x;
+}
+
+// ---- COUNT neighbours of a row in memory: one access of at most 16 bytes
+
+KT_DEVICE kt_math kt_from_output(kt_output x) {
+#if KT_DTYPE == KT_FP16
+    return kt_from_half(x);
+#elif KT_DTYPE == KT_BF16
+    return kt_from_bfloat(x);
+#else
+    return (kt_math)x;
+#endif
+}
+
+#if OUTPUT_IS_HALF
+KT_DEVICE u32 kt_pack_outputs(float low, float high) {
+#if KT_DTYPE == KT_FP16
+    return kt_pack_half(low, high);
+#else
+    return kt_pack_bfloat(low, high);
+#endif
+}
+#endif
+
+// The words of COUNT outputs, rounded; 16-bit outputs come in pairs, a single one in the low half.
+template <int COUNT> struct kt_output_words {
+    static constexpr int WORDS = kt_max(1, COUNT * OUTPUT_BYTES / 4);
+    kt_words<WORDS> words;
+};
+
+template <int COUNT> KT_DEVICE kt_output_words<COUNT> kt_round_outputs(const kt_math (&x)[COUNT]) {
+    kt_output_words<COUNT> y;
+#if OUTPUT_IS_HALF
+    if constexpr (COUNT == 1) y.words.w[0] = kt_pack_outputs(x[0], 0);
+    else
+#pragma unroll
+        for (int i = 0; i < COUNT / 2; i++) y.words.w[i] = kt_pack_outputs(x[2 * i], x[2 * i + 1]);
+#elif KT_DTYPE == KT_FP64
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        const u64 bits = (u64)__double_as_longlong(x[i]);
+        y.words.w[2 * i] = (u32)bits, y.words.w[2 * i + 1] = (u32)(bits >> 32);
+    }
+#elif KT_DTYPE == KT_INT8
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) y.words.w[i] = KT_HAS_EPILOGUE ? (u32)kt_round_int((double)x[i]) : (u32)(int)x[i];
+#else
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) y.words.w[i] = __float_as_uint(x[i]);
+#endif
+    return y;
+}
+
+template <int COUNT> KT_DEVICE void kt_store_outputs(kt_output *p, const kt_output_words<COUNT> &x) {
+    if constexpr (COUNT * OUTPUT_BYTES == 2) *(u16 *)p = (u16)x.words.w[0];
+    else kt_store_words(p, x.words);
+}
+
+template <int COUNT> KT_DEVICE void kt_unpack_outputs(kt_math (&x)[COUNT], const kt_output_words<COUNT> &y) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+#if OUTPUT_IS_HALF
+        x[i] = kt_from_output((u16)(y.words.w[i / 2] >> (16 * (i % 2))));
+#elif KT_DTYPE == KT_FP64
+        x[i] = __longlong_as_double((i64)((u64)y.words.w[2 * i + 1] << 32 | y.words.w[2 * i]));
+#elif KT_DTYPE == KT_INT8
+        x[i] = (kt_math)(int)y.words.w[i];
+#else
+        x[i] = __uint_as_float(y.words.w[i]);
+#endif
+    }
+}
+
+template <int COUNT> KT_DEVICE void kt_load_outputs(kt_math (&x)[COUNT], const kt_output *p) {
+    kt_output_words<COUNT> y;
+    if constexpr (COUNT * OUTPUT_BYTES == 2) y.words.w[0] = *(const u16 *)p;
+    else y.words = kt_load_words<kt_output_words<COUNT>::WORDS>(p);
+    kt_unpack_outputs<COUNT>(x, y);
+}
+
+// bias and scale of COUNT columns, loaded once for all rows of a thread.
+template <int COUNT> struct kt_columns {
+    kt_math bias[COUNT], scale[COUNT];
+};
+template <int COUNT> KT_DEVICE kt_columns<COUNT> kt_load_columns(const kt_epilogue &e, u32 column, bool inside) {
+    kt_columns<COUNT> x = {};
+    if (KT_HAS_BIAS && inside) kt_load_outputs<COUNT>(x.bias, e.bias + column);
+    if (KT_HAS_SCALE && inside) kt_load_outputs<COUNT>(x.scale, e.scale + column);
+    return x;
+}
+
+// COUNT finished neighbours; `residual` is read only where the chain has it.
+template <int COUNT>
+KT_DEVICE kt_output_words<COUNT> kt_finish(const kt_acc (&sum)[COUNT], const kt_columns<COUNT> &columns,
+                                           const kt_math (&residual)[COUNT]) {
+    kt_math x[COUNT];
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) x[i] = kt_apply_epilogue(sum[i], columns.bias[i], columns.scale[i], residual[i]);
+    return kt_round_outputs<COUNT>(x);
+}
+
+// COUNT neighbours of C at `index`, finished and stored.
+template <int COUNT>
+KT_DEVICE void kt_finish_and_store(kt_output *c, u64 index, const kt_acc (&sum)[COUNT], const kt_columns<COUNT> &columns,
+                                   const kt_epilogue &e) {
+    kt_math residual[COUNT] = {};
+    if (KT_HAS_RESIDUAL) kt_load_outputs<COUNT>(residual, e.residual + index);
+    kt_store_outputs<COUNT>(c + index, kt_finish<COUNT>(sum, columns, residual));
+}
+
+#endif

@@ -1,0 +1,93 @@
+"""Runs a CUDA kernel of ours on the CPU: its source, with `emulator/ptx.cuh` for the PTX, by g++.
+
+The kernel's own host launcher (`kt_launch`) is what runs, so that is tested too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kt.spaces.kernel import DEVICE_HEADERS, Kernel
+
+EMULATOR = Path(__file__).parent / "emulator"
+Array = NDArray[np.generic]
+
+
+def available() -> bool:
+    return shutil.which("g++") is not None
+
+
+def _source(kernel: Kernel) -> str:
+    """The kernel's text with the emulator in the place of the PTX header."""
+    real = (DEVICE_HEADERS / "ptx.cuh").read_text()
+    fake = (EMULATOR / "ptx.cuh").read_text()
+    start, end = "// ---- conversions and approximations", "#endif\n"
+    body = real[real.index(start) : real.rindex(end)]
+    assert kernel.source.count(body) == 1, "the source holds the PTX header once"
+    fake_body = fake[fake.index("// ---- CUDA") : fake.rindex(end)]
+    arguments = "\nextern const int emu_arguments; const int emu_arguments = KT_ARGUMENTS + 1;\n"
+    return kernel.source.replace(body, fake_body) + arguments
+
+
+def build(kernel: Kernel, directory: Path) -> ctypes.CDLL:
+    directory.mkdir(parents=True, exist_ok=True)
+    source, library = directory / "kernel.cpp", directory / "kernel.so"
+    source.write_text(_source(kernel))
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-include",
+               str(EMULATOR / "cuda_keywords.h"), "-o", str(library), str(source)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[:3000]
+    return ctypes.CDLL(str(library))
+
+
+class Guarded:
+    """An array between guard zones of 256 bytes, its start a multiple of 256."""
+
+    GUARD = 256
+
+    def __init__(self, content: Array) -> None:
+        size = content.nbytes
+        self._raw = np.full(size + 3 * self.GUARD, 0xA5, np.uint8)
+        self._begin = self.GUARD + -(self._raw.ctypes.data + self.GUARD) % 256
+        self.array = self._raw[self._begin : self._begin + size].view(content.dtype)
+        self.array = self.array.reshape(content.shape)
+        self.array[...] = content
+
+    @property
+    def address(self) -> int:
+        return self._raw.ctypes.data + self._begin
+
+    def intact(self) -> bool:
+        end = self._begin + self.array.nbytes
+        return bool((self._raw[: self._begin] == 0xA5).all() and (self._raw[end:] == 0xA5).all())
+
+
+def run(kernel: Kernel, inputs: Sequence[Array], output: Array, directory: Path) -> list[Array]:
+    """The outputs of two launches over one workspace; `output` is what C holds before each."""
+    library = build(kernel, directory)
+    library.kt_workspace_bytes.restype = ctypes.c_size_t
+    assert library.kt_workspace_bytes() == kernel.workspace_bytes
+    workspace = np.full(kernel.workspace_bytes + 1, 0xFF, np.uint8)
+    workspace[: kernel.zeroed_bytes] = 0
+    held, space = [Guarded(x) for x in inputs], Guarded(workspace)
+    results = []
+    for _ in range(2):
+        out = Guarded(output)
+        addresses = [x.address for x in (*held, out)]
+        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
+        code = library.kt_launch(arguments, ctypes.c_void_p(space.address), None)
+        assert code == 0, f"kt_launch returned {code}"
+        assert all(x.intact() for x in (*held, out, space)), "wrote outside"
+        assert space.array[-1] == 0xFF, "wrote past the workspace"
+        assert not space.array[: kernel.zeroed_bytes].any(), "the workspace was not left zero"
+        for mine, given in zip(held, inputs, strict=True):
+            assert np.array_equal(mine.array.view(np.uint8), np.ascontiguousarray(given).view(np.uint8))
+        results.append(out.array.copy())
+    return results

@@ -1,0 +1,115 @@
+"""Random GEMM workloads, their inputs as the kernels store them, and a float64 reference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kt.spaces.workload import Gemm
+
+Array = NDArray[np.generic]
+
+EDGES = (1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 24, 31, 32, 33, 40, 47, 48, 63, 64, 65, 72, 95, 96, 97,
+         104, 113, 127, 128, 129, 131)  # fmt: skip
+EPILOGUES: tuple[tuple[str, ...], ...] = (
+    (), (), ("bias",), ("relu",), ("bias", "gelu"), ("silu",), ("residual",), ("scale",),
+    ("bias", "silu", "residual"), ("scale", "bias", "relu", "residual"),
+)  # fmt: skip
+_STORED = {"fp64": np.float64, "fp32": np.float32, "tf32": np.float32, "fp16": np.float16,
+           "bf16": np.uint16, "int8": np.int8, "int32": np.int32}  # fmt: skip
+_OUTPUT_ROUNDING = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-11, "bf16": 2**-8, "int32": 0.0}
+_SUM_ROUNDING = {"fp64": 2**-48, "fp32": 2**-19, "tf32": 2**-9, "fp16": 2**-19, "bf16": 2**-19,
+                 "int8": 0.0}  # fmt: skip
+
+
+def draw(rng: np.random.Generator, dtypes: Sequence[str], extents: Sequence[int] = EDGES) -> Gemm:
+    """A workload with extents at the edges of tiles."""
+    m, n, k = (int(rng.choice(extents)) for _ in range(3))
+    dtype = str(rng.choice(dtypes))
+    epilogue = EPILOGUES[rng.integers(len(EPILOGUES))]
+    if dtype == "int8" and {"gelu", "silu"} & set(epilogue):
+        epilogue = ("bias", "relu")
+    return Gemm(
+        dtype=dtype, m=m, n=n, k=k, batch=int(rng.choice([1, 1, 2, 3])),
+        layout=str(rng.choice(["nn", "nt", "tn", "tt"])), epilogue=epilogue,
+        acc="fp16" if dtype == "fp16" and rng.random() < 0.2 else "",
+    )  # fmt: skip
+
+
+def to_bits(x: NDArray[np.float64], dtype: str) -> Array:
+    """`x` rounded to `dtype` as it is stored."""
+    if dtype == "bf16":
+        bits = x.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    if dtype in ("int8", "int32"):
+        return np.rint(np.clip(x * 40, -127, 127)).astype(_STORED[dtype])
+    return x.astype(_STORED[dtype])
+
+
+def from_bits(x: Array, dtype: str) -> NDArray[np.float64]:
+    if dtype == "bf16":
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return x.astype(np.float64)
+
+
+def inputs(w: Gemm, rng: np.random.Generator) -> list[Array]:
+    """N(0, 1) operands in argument order, as they are stored."""
+    return [to_bits(rng.standard_normal(op.shape), op.dtype) for op in w.inputs()]
+
+
+def poison(w: Gemm) -> Array:
+    """What C holds before a launch: NaNs, or a value far from any result."""
+    dtype = w.out_dtype
+    if dtype == "bf16":
+        return np.full(w.output().shape, 0x7FFF, np.uint16)
+    if dtype == "int32":
+        return np.full(w.output().shape, -(2**31) + 7, np.int32)
+    return np.full(w.output().shape, np.nan, _STORED[dtype])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """C in float64, and how far each element may be off."""
+
+    value: NDArray[np.float64]
+    allowed: NDArray[np.float64]
+
+    def worst(self, w: Gemm, out: Array) -> float:
+        """The largest error in units of what is allowed; NaN and infinities count as infinite."""
+        error = np.abs(from_bits(out, w.out_dtype) - self.value)
+        if not np.isfinite(error).all():
+            return math.inf
+        return float((error / np.maximum(self.allowed, 1e-300)).max()) if error.any() else 0.0
+
+
+def reference(w: Gemm, stored: Sequence[Array]) -> Reference:
+    """The product and its epilogue in float64, with bounds carried along."""
+    operands = w.inputs()
+    values = [from_bits(x, op.dtype) for x, op in zip(stored, operands, strict=True)]
+    a = values[0].swapaxes(-1, -2) if w.layout[0] == "t" else values[0]
+    b = values[1].swapaxes(-1, -2) if w.layout[1] == "t" else values[1]
+    x = a @ b
+    rounding = 2**-10 * max(1.0, math.sqrt(w.k) / 4) if w.acc == "fp16" else _SUM_ROUNDING[w.dtype]
+    off = rounding * (np.abs(a) @ np.abs(b))
+    extra = {op.name: v for op, v in zip(operands[2:], values[2:], strict=True)}
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    for op in w.epilogue:
+        match op:
+            case "bias" | "residual":
+                x = x + extra[op]
+            case "scale":
+                x, off = x * extra[op], off * np.abs(extra[op])
+            case "relu":
+                x = np.maximum(x, 0)
+            case "gelu":
+                x, off = x * 0.5 * (1 + erf(x / math.sqrt(2))), 1.13 * off + 2e-6 * np.abs(x) * (w.dtype != "fp64")
+            case _:
+                x, off = x / (1 + np.exp(-x)), 1.1 * off + 2e-6 * np.abs(x) * (w.dtype != "fp64")
+        off = off + (_SUM_ROUNDING[w.dtype] if w.dtype != "tf32" else 2**-19) * np.abs(x)
+    allowed = _OUTPUT_ROUNDING[w.out_dtype] * np.abs(x) + off
+    floor = {"int32": 0.5 if w.epilogue else 0.0, "fp16": 2**-24, "bf16": 1e-30}
+    return Reference(x, allowed + floor.get(w.out_dtype, 0.0))

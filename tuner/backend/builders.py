@@ -1,0 +1,132 @@
+"""The pool of builders: compilers, the binary cache and the processes that compile."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from queue import SimpleQueue
+
+from kt.logs.record import Failure
+from kt.spaces.target import usable_cores
+
+from .build import Binary, Builder, Toolchain
+from .cache import BinaryCache, cache_directory, writable
+from .cc import find_compiler
+from .nvrtc import find_nvrtc
+from .worker import Died, Done, TimedOut, Worker
+
+# The C compiler is a process of its own, killed on time by the builder; NVRTC runs inside it.
+_MARGIN_SECONDS = {"c": 10.0, "cuda": 0.0}
+
+
+def print_note(text: str) -> None:
+    """One line to the user that is not an error."""
+    print(f"kt: {text}", file=sys.stderr)
+
+
+class BuilderPool:
+    """`count` builder processes (default: the usable cores), shaped like an Executor.
+
+    A builder that hangs or dies costs its one build. `directory` is the session's, for what the
+    cache cannot take; `note` gets a line, once, when that happens.
+    """
+
+    def __init__(
+        self, directory: Path, count: int | None = None, note: Callable[[str], None] = print_note
+    ) -> None:
+        self.count = count or usable_cores()
+        self._note, self._noted, self._lock = note, set[str](), threading.Lock()
+        self._toolchains: dict[str, Toolchain] = {}
+        spare = BinaryCache(directory / "binaries")
+        cache = self._open(BinaryCache(cache_directory()), spare)
+        self._workers = [
+            Worker(Builder, (cache, spare), directory / f"builder{i}.log")
+            for i in range(self.count)
+        ]
+        self._idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._busy = set[Worker]()
+        self._submitted = set[Future[Binary | Failure]]()
+        self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="kt-build")
+
+    def toolchain(self, language: str) -> Toolchain:
+        """The compiler of `c` or `cuda`; raises ToolchainError with the install command."""
+        if language not in self._toolchains:
+            self._toolchains[language] = find_compiler() if language == "c" else find_nvrtc()
+        return self._toolchains[language]
+
+    def submit(
+        self, source: str, language: str, arch: str, timeout: float
+    ) -> Future[Binary | Failure]:
+        """Begins a build; the compiler has `timeout` seconds, queue wait not counted.
+
+        Raises ToolchainError without a compiler for the language.
+        """
+        build = self._threads.submit(self._build, source, self.toolchain(language), arch, timeout)
+        self._submitted.add(build)
+        build.add_done_callback(self._submitted.discard)
+        return build
+
+    def abandon(self, builds: Iterable[Future[Binary | Failure]]) -> None:
+        """Cancels builds; those under way end as failures before this returns."""
+        left = {build for build in builds if not build.cancel()}
+        while any(not build.done() for build in left):
+            with self._lock:
+                for worker in self._busy:
+                    worker.kill()
+            wait(left, 0.02)
+
+    def close(self) -> None:
+        """Ends every builder; builds under way are lost."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.abandon(self._submitted)
+        self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.stop()
+
+    def _build(
+        self, source: str, toolchain: Toolchain, arch: str, timeout: float
+    ) -> Binary | Failure:
+        worker = self._idle.get()
+        with self._lock:
+            self._busy.add(worker)
+        limit = timeout + _MARGIN_SECONDS[toolchain.language]
+        try:
+            ended = worker.call("build", source, toolchain, arch, timeout, limit=limit)
+        finally:
+            with self._lock:
+                self._busy.discard(worker)
+            self._idle.put(worker)
+        match ended:
+            case Done(Binary() as binary):
+                if binary.note:
+                    self._say(f"binaries are not cached ({binary.note})")
+                return binary
+            case Done(Failure() as failure):
+                return failure
+            case TimedOut():
+                message = f"the compiler did not finish within {timeout:g} s and was killed"
+                return Failure("build_timeout", "build", message, ended.log)
+            case Died():
+                return Failure("compile_error", "build", f"the compiler died: {ended}", ended.log)
+            case _:
+                raise AssertionError(ended)
+
+    def _open(self, cache: BinaryCache, spare: BinaryCache) -> BinaryCache:
+        reason = writable(cache)
+        if reason:
+            self._say(f"the binary cache {cache.root} is not usable ({reason}): building anew")
+            return spare
+        cache.prune()
+        return cache
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            if text in self._noted:
+                return
+            self._noted.add(text)
+        self._note(text)

@@ -1,0 +1,398 @@
+"""The CUDA Runner, in its own process: owns one GPU, loads a cubin, checks it, times it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from kt.logs.record import Bound, Failure, FailureKind, Outcome, Timing
+from kt.spaces.kernel import Launch
+from kt.spaces.target import Target
+from kt.spaces.workload import Workload, parse
+
+from .check import Verified
+from .cpu import Compared, Ran, floor_us
+from .cuda_data import POISON, Dataset, Guarded, Oracle
+from .driver import (
+    LOST,
+    OUT_OF_MEMORY,
+    STICKY,
+    CudaError,
+    Device,
+    Events,
+    Graph,
+    Memory,
+    Module,
+    capture,
+    launch,
+)
+from .load import Refused
+from .serve import report
+from .timing import CONFIRM_RATIO, CUT_RATIO, SPREAD, relative_half_width
+
+_MEMORY_SHARE = 0.8
+_MOST_SETS = 256
+_FEWEST, _MOST, _CHUNK = 5, 100, 5
+_SAMPLE_US = 200.0
+"""A sample is one graph replay that takes at least about this long."""
+_MOST_LAUNCHES = 1024
+_FEWEST_CHECKS, _MOST_CHECKS = 4, 64
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What a runner needs to know of a kernel besides its cubin."""
+
+    path: str
+    launches: tuple[Launch, ...]
+    workspace_bytes: int
+    workspace_zeroed: int
+
+
+class Loaded:
+    """A candidate on the device: its module, its workspace and how it is launched."""
+
+    def __init__(self, program: Program, device: Device) -> None:
+        self.program, self._device = program, device
+        self._module = Module(Path(program.path))
+        self.workspace = Guarded(program.workspace_bytes) if program.workspace_bytes else None
+
+    def reset(self) -> None:
+        """Poisons the workspace, but for what the kernel wants zeroed."""
+        if self.workspace is not None:
+            self.workspace.fill(POISON)
+            self.workspace.fill(0, self.program.workspace_zeroed)
+
+    def launch(self, arguments: Sequence[int]) -> None:
+        """Starts the kernel's launches in order."""
+        address = self.workspace.address if self.workspace is not None else 0
+        for step in self.program.launches:
+            launch(self._module, step, [*arguments, address], self._device.stream)
+
+    def unload(self) -> None:
+        self._module.unload()
+
+
+class Sets:
+    """Copies of all operands that together exceed twice the L2 cache."""
+
+    def __init__(self, dataset: Dataset, l2_bytes: int, limit: int) -> None:
+        workload = dataset.workload
+        operands = (*workload.inputs(), workload.output())
+        sizes = [-(-o.bytes // 256) * 256 for o in operands]
+        per_set = sum(sizes)
+        wanted = 1 + -(-2 * l2_bytes // per_set)
+        self.count = max(2, min(wanted, _MOST_SETS, limit // per_set))
+        self._memory = Memory(self.count * per_set)
+        self.arguments: list[list[int]] = []
+        for i in range(self.count):
+            at, row = self._memory.address + i * per_set, []
+            for operand, size in zip(operands, sizes, strict=True):
+                row.append(at)
+                if operand.name in dataset.inputs:
+                    self._copy(at, dataset.pristine(operand.name))
+                at += size
+            self.arguments.append(row)
+
+    @staticmethod
+    def _copy(to: int, source: Memory) -> None:
+        from .driver import call
+
+        call("cuMemcpyDtoDAsync", to, source.address, source.size, 0)
+
+
+class Held:
+    """What stays on the device while one workload and seed is measured."""
+
+    def __init__(self, oracle: Oracle, text: str, seed: int, target: Target) -> None:
+        self.key = (text, seed)
+        self.dataset = Dataset(oracle, parse(text), seed)
+        limit = int(_MEMORY_SHARE * oracle.device.free_bytes() / 2)
+        self.sets = Sets(self.dataset, target.l2_bytes, limit)
+
+    @property
+    def workload(self) -> Workload:
+        return self.dataset.workload
+
+
+class CudaRunner:
+    """Owns GPU `index`. `oracle` is the cubin of oracle.cu for its architecture."""
+
+    def __init__(self, target: Target, index: int, oracle: str) -> None:
+        self._target = target
+        self._device = Device(index)
+        self._oracle = Oracle(self._device, Path(oracle))
+        self._held: Held | None = None
+
+    # -- jobs -------------------------------------------------------------------------------
+
+    def prepare(self, text: str, seed: int, directory: str) -> float:
+        """Makes operands and reference on the device; returns the seconds that took."""
+        begin = time.monotonic()
+        self._hold(text, seed)
+        self._device.synchronize()
+        return time.monotonic() - begin
+
+    def run(
+        self, program: Program, text: str, seed: int, seconds: float, incumbent_us: float | None
+    ) -> Ran:
+        """Checks and times one candidate; reports the stages load, check and run."""
+        held = self._hold(text, seed)
+        begin, checked = time.monotonic(), 0.0
+        report("load")
+        outcome: Outcome
+        try:
+            with self._loaded(program) as loaded:
+                report("check")
+                error = self._check(loaded, held)
+                checked = time.monotonic()
+                report("run")
+                outcome = self._judged(held, self._time(loaded, held, seconds, incumbent_us), error)
+        except Refused as refused:
+            outcome = refused.failure
+        end = time.monotonic()
+        checked = checked or end
+        return Ran(outcome, checked - begin, end - checked)
+
+    def verify(self, program: Program, text: str, seed: int, seconds: float) -> Verified:
+        """Checks a kernel again and again for about `seconds`; a moving error is a race."""
+        held = self._hold(text, seed)
+        report("load")
+        wrong: list[str] = []
+        worst, launches, end = 0.0, 0, time.monotonic() + seconds
+        try:
+            with self._loaded(program) as loaded:
+                report("check")
+                while launches < _FEWEST_CHECKS or (
+                    time.monotonic() < end and launches < _MOST_CHECKS
+                ):
+                    launches += 1
+                    try:
+                        worst = max(worst, self._check(loaded, held, fresh=launches == 1))
+                    except Refused as refused:
+                        if refused.failure.failure != "wrong_result":
+                            raise
+                        wrong.append(f"{refused.failure.failure}: {refused}")
+        except Refused as refused:
+            return Verified(launches, worst, f"{refused.failure.failure}: {refused}")
+        if wrong and len(wrong) < launches:
+            first = wrong[0]
+            return Verified(
+                launches, worst, f"race: {len(wrong)} of {launches} launches failed, first {first}"
+            )
+        return Verified(launches, worst, wrong[0] if wrong else "")
+
+    def compare(
+        self, programs: Sequence[Program], text: str, seed: int, seconds: float
+    ) -> Compared:
+        """Times kernels in turn, round by round; each stage reported is the running index."""
+        held = self._hold(text, seed)
+        graphs: list[Graph] = []
+        launches: list[int] = []
+        loaded: list[Loaded] = []
+        i = 0
+        try:
+            for i, program in enumerate(programs):
+                report(str(i))
+                with self._judging("load"):
+                    loaded.append(Loaded(program, self._device))
+                    loaded[-1].reset()
+                count = self._launches(self._warm(loaded[-1], held), held)
+                graphs.append(self._graph(loaded[-1], held, count))
+                launches.append(count)
+            return Compared(self._rounds(graphs, launches, seconds))
+        except Refused as refused:
+            return Compared((), i, f"{refused.failure.failure}: {refused}")
+        finally:
+            for graph in graphs:
+                graph.destroy()
+            for kernel in loaded:
+                kernel.unload()
+
+    def bound(self, dtype: str) -> Bound:
+        """Datasheet peak and measured copy bandwidth (read plus written) of a large buffer."""
+        size = 2**30
+        to, source = Memory(size), Memory(size)
+        events, best = Events(1), float("inf")
+        for _ in range(8):
+            events.record(0, self._device.stream)
+            self._oracle.start("kt_copy", size // 16, to.address, source.address, size // 16)
+            events.record(1, self._device.stream)
+            best = min(best, events.elapsed_us(0))
+        events.destroy()
+        return Bound(self._target.peak[dtype], 2 * size / best * 1e6)
+
+    def evidence(self) -> dict[str, float]:
+        """Read rates (GB/s) of 8 MiB: hot, and in rotation over twice the L2."""
+        size = 8 * 2**20
+        count = 2 + 2 * self._target.l2_bytes // size
+        memory, sink = Memory(size * count), Memory(4)
+        memory.fill(1)
+        events = Events(1)
+
+        def read(i: int) -> float:
+            events.record(0, self._device.stream)
+            at = memory.address + i % count * size
+            self._oracle.start("kt_read", size // 16, at, size // 16, sink.address)
+            events.record(1, self._device.stream)
+            return events.elapsed_us(0)
+
+        hot = statistics.median([read(0) for _ in range(30)][10:])
+        rotated = statistics.median([read(i) for i in range(2 * count)][count:])
+        events.destroy()
+        rates = {"cold_hot_gbps": hot, "cold_rotated_gbps": rotated}
+        return {name: round(size / us / 1e3, 1) for name, us in rates.items()}
+
+    # -- parts ------------------------------------------------------------------------------
+
+    def _hold(self, text: str, seed: int) -> Held:
+        if self._held is None or self._held.key != (text, seed):
+            self._held = None
+            self._held = Held(self._oracle, text, seed, self._target)
+        return self._held
+
+    @contextmanager
+    def _judging(self, stage: str) -> Iterator[None]:
+        """Turns driver errors into failures of the candidate that caused them."""
+        try:
+            yield
+        except CudaError as error:
+            raise Refused(_kind(error.code), stage, str(error)) from None  # type: ignore[arg-type]
+
+    @contextmanager
+    def _loaded(self, program: Program) -> Iterator[Loaded]:
+        with self._judging("load"):
+            loaded = Loaded(program, self._device)
+        try:
+            yield loaded
+        finally:
+            loaded.unload()
+
+    def _check(self, loaded: Loaded, held: Held, fresh: bool = True) -> float:
+        """One launch on poisoned memory; `fresh` also resets the workspace."""
+        dataset = held.dataset
+        with self._judging("check"):
+            dataset.output.fill(POISON)
+            if fresh:
+                loaded.reset()
+            loaded.launch(dataset.arguments())
+            self._device.synchronize()
+            return dataset.judge(loaded.workspace)
+
+    def _warm(self, loaded: Loaded, held: Held) -> float:
+        """Time of one launch among a few, microseconds."""
+        with self._judging("run"):
+            events = Events(1)
+            loaded.launch(held.sets.arguments[0])
+            events.record(0, self._device.stream)
+            for i in range(3):
+                loaded.launch(held.sets.arguments[i % held.sets.count])
+            events.record(1, self._device.stream)
+            us = events.elapsed_us(0) / 3
+            events.destroy()
+            return us
+
+    def _launches(self, us: float, held: Held) -> int:
+        """Launches in one sample: whole rotations, at least about `_SAMPLE_US` long."""
+        rotations = max(1, round(_SAMPLE_US / (us * held.sets.count)))
+        return min(rotations * held.sets.count, _MOST_LAUNCHES)
+
+    def _graph(self, loaded: Loaded, held: Held, count: int) -> Graph:
+        def record() -> None:
+            for i in range(count):
+                loaded.launch(held.sets.arguments[i % held.sets.count])
+
+        with self._judging("run"):
+            return capture(self._device.stream, record)
+
+    def _time(
+        self, loaded: Loaded, held: Held, seconds: float, incumbent_us: float | None
+    ) -> Timing:
+        """Samples of graph replays; cut when clearly slow, confirmed when surprisingly fast."""
+        us = self._warm(loaded, held)
+        cut_us = CUT_RATIO * incumbent_us if incumbent_us else 0.0
+        if cut_us and us > 2 * cut_us:  # far beyond: a warm launch is evidence enough
+            return Timing((us,), us, censored=True, bound_us=cut_us)
+        count = self._launches(us, held)
+        graph = self._graph(loaded, held, count)
+        with self._judging("run"):
+            try:
+                samples = self._group(graph, count, seconds, cut_us)
+                if cut_us and min(samples) > cut_us:
+                    return _timing(samples, censored=True, bound_us=cut_us)
+                confirm = incumbent_us and statistics.median(samples) < CONFIRM_RATIO * incumbent_us
+                if confirm:
+                    samples += self._group(graph, count, seconds, 0.0)
+                return _timing(samples, confirmed=bool(confirm))
+            finally:
+                graph.destroy()
+
+    def _group(self, graph: Graph, count: int, seconds: float, cut_us: float) -> list[float]:
+        samples: list[float] = []
+        end = time.monotonic() + seconds
+        graph.replay(self._device.stream)
+        while len(samples) < _FEWEST or (time.monotonic() < end and len(samples) < _MOST):
+            samples += self._replays(graph, count, _CHUNK)
+            if cut_us and min(samples) > cut_us:
+                break
+            if relative_half_width(samples) < SPREAD:
+                break
+        return samples
+
+    def _replays(self, graph: Graph, count: int, times: int) -> list[float]:
+        """`times` replays back to back; microseconds a launch."""
+        events, stream = Events(times), self._device.stream
+        events.record(0, stream)
+        for i in range(times):
+            graph.replay(stream)
+            events.record(i + 1, stream)
+        us = [events.elapsed_us(i) / count for i in range(times)]
+        events.destroy()
+        return us
+
+    def _rounds(
+        self, graphs: Sequence[Graph], launches: Sequence[int], seconds: float
+    ) -> tuple[tuple[float, ...], ...]:
+        samples: list[list[float]] = [[] for _ in graphs]
+        end, rounds = time.monotonic() + seconds, 0
+        with self._judging("run"):
+            while rounds < 10 or time.monotonic() < end:
+                for step in range(len(graphs)):
+                    i = (rounds + step) % len(graphs)
+                    report(str(i))
+                    graphs[i].replay(self._device.stream)
+                    samples[i] += self._replays(graphs[i], launches[i], 1)
+                rounds += 1
+        return tuple(tuple(round(us, 4) for us in row) for row in samples)
+
+    def _judged(self, held: Held, timing: Timing, error: float) -> Timing:
+        floor = floor_us(held.workload, self._target)
+        if timing.median_us < floor:
+            message = f"{timing.median_us:.4g} us is below the physical floor of {floor:.4g} us"
+            raise Refused("implausible", "run", message)
+        return msgspec.structs.replace(timing, error=float(f"{error:.3g}"))
+
+
+def _kind(code: int) -> FailureKind:
+    """The failure that a CUresult means."""
+    if code == OUT_OF_MEMORY:
+        return "out_of_memory"
+    if code in LOST:
+        return "device_lost"
+    return "crash" if code in STICKY else "launch_error"
+
+
+def poisoned(failure: Failure) -> bool:
+    """Whether the process that reported `failure` has lost its context."""
+    return failure.failure in ("crash", "device_lost")
+
+
+def _timing(
+    samples: Sequence[float], censored: bool = False, bound_us: float = 0.0, confirmed: bool = False
+) -> Timing:
+    rounded = tuple(round(us, 4) for us in samples)
+    return Timing(rounded, round(statistics.median(samples), 4), censored, bound_us, confirmed)

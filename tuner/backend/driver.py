@@ -1,0 +1,199 @@
+"""The CUDA driver, thinly: checked calls, modules, memory, launches and graphs of one device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kt.spaces.errors import ToolchainError
+from kt.spaces.kernel import Launch
+
+STICKY = frozenset({
+    214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999,
+})  # fmt: skip
+"""Error codes after which the context is lost: the process must be replaced."""
+OUT_OF_MEMORY = 2
+LAUNCH_REFUSED = frozenset({1, 8, 9, 98, 200, 209, 218, 300, 701, 720, 801, 912})
+LOST = frozenset({46, 100, 101, 220, 802})
+
+
+class CudaError(Exception):
+    """A driver call failed. `code` is the CUresult."""
+
+    def __init__(self, call: str, code: int, name: str) -> None:
+        super().__init__(f"{call} failed: {name}")
+        self.code, self.name = code, name
+
+
+def driver() -> Any:
+    """cuda-bindings' driver module; raises ToolchainError with the install command."""
+    try:
+        from cuda.bindings import driver as bindings
+    except ImportError:
+        raise ToolchainError(
+            "running on CUDA needs the driver's bindings: pip install 'kt[cuda]'"
+        ) from None
+    return bindings
+
+
+def call(name: str, *args: object) -> Any:
+    """Calls a driver function and returns its result (None, one value, or a tuple)."""
+    code, *values = getattr(driver(), name)(*args)
+    if int(code) != 0:
+        _, text = driver().cuGetErrorName(code)
+        raise CudaError(name, int(code), (text or b"unknown").decode())
+    return values[0] if len(values) == 1 else tuple(values) if values else None
+
+
+class Memory:
+    """A device allocation, freed with its object."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.address = int(call("cuMemAlloc", max(size, 1)))
+
+    def fill(self, byte: int, offset: int = 0, size: int | None = None) -> None:
+        """Sets bytes, in stream order."""
+        count = self.size - offset if size is None else size
+        if count > 0:
+            call("cuMemsetD8Async", self.address + offset, byte, count, 0)
+
+    def read(self, size: int, offset: int = 0) -> bytes:
+        """Copies to the host; waits."""
+        host = ctypes.create_string_buffer(size)
+        call("cuMemcpyDtoH", ctypes.addressof(host), self.address + offset, size)
+        return host.raw
+
+    def free(self) -> None:
+        if self.address:
+            address, self.address = self.address, 0
+            driver().cuMemFree(address)
+
+    def __del__(self) -> None:
+        self.free()
+
+
+class Device:
+    """The primary context of one GPU, current in this process."""
+
+    def __init__(self, index: int) -> None:
+        call("cuInit", 0)
+        self.handle = call("cuDeviceGet", index)
+        self.context = call("cuDevicePrimaryCtxRetain", self.handle)
+        call("cuCtxSetCurrent", self.context)
+        self.stream = call("cuStreamCreate", 0)  # ordered with the null stream
+        self.name = bytes(call("cuDeviceGetName", 96, self.handle)).split(b"\0")[0].decode()
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by its name without the CU_DEVICE_ATTRIBUTE_ prefix."""
+        key = getattr(driver().CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(call("cuDeviceGetAttribute", key, self.handle))
+
+    def free_bytes(self) -> int:
+        return int(call("cuMemGetInfo")[0])
+
+    def synchronize(self) -> None:
+        """Waits for the device; raises what went wrong on it."""
+        call("cuCtxSynchronize")
+
+
+class Module:
+    """A loaded cubin."""
+
+    def __init__(self, path: Path) -> None:
+        image = path.read_bytes()
+        self._image = image  # the driver may read it lazily
+        self.handle = call("cuModuleLoadData", image)
+        self._functions: dict[str, Any] = {}
+
+    def function(self, entry: str, shared_bytes: int = 0) -> Any:
+        """A kernel by name, allowed to use `shared_bytes` of dynamic shared memory."""
+        if entry not in self._functions:
+            found = call("cuModuleGetFunction", self.handle, entry.encode())
+            if shared_bytes > 48 * 1024:
+                key = driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                call("cuFuncSetAttribute", found, key, shared_bytes)
+            self._functions[entry] = found
+        return self._functions[entry]
+
+    def unload(self) -> None:
+        if self.handle is not None:
+            handle, self.handle = self.handle, None
+            driver().cuModuleUnload(handle)
+
+
+_TYPES: dict[str, Any] = {
+    "P": ctypes.c_void_p, "i": ctypes.c_int, "l": ctypes.c_long, "L": ctypes.c_ulong,
+    "d": ctypes.c_double, "B": ctypes.c_ubyte,
+}  # fmt: skip
+
+
+def launch(
+    module: Module, step: Launch, arguments: Sequence[object], stream: Any, types: str = ""
+) -> None:
+    """Starts one kernel. Parameters are pointers unless `types` has a letter for each."""
+    bindings = driver()
+    config = bindings.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = step.grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = step.block
+    config.sharedMemBytes, config.hStream = step.shared_bytes, stream
+    if step.cluster != (1, 1, 1):
+        attribute = bindings.CUlaunchAttribute()
+        attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        cluster = attribute.value.clusterDim
+        cluster.x, cluster.y, cluster.z = step.cluster
+        config.attrs, config.numAttrs = [attribute], 1
+    kinds = tuple(_TYPES[letter] for letter in types or "P" * len(arguments))
+    call(
+        "cuLaunchKernelEx", config, module.function(step.entry, step.shared_bytes),
+        (tuple(arguments), kinds), 0,
+    )  # fmt: skip
+
+
+@dataclass
+class Graph:
+    """A captured and instantiated sequence of launches."""
+
+    executable: Any
+    graph: Any
+
+    def replay(self, stream: Any) -> None:
+        call("cuGraphLaunch", self.executable, stream)
+
+    def destroy(self) -> None:
+        driver().cuGraphExecDestroy(self.executable)
+        driver().cuGraphDestroy(self.graph)
+
+
+def capture(stream: Any, record: Callable[[], None]) -> Graph:
+    """The graph of what `record` launches on `stream`."""
+    mode = driver().CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    call("cuStreamBeginCapture", stream, mode)
+    try:
+        record()
+    finally:
+        graph = call("cuStreamEndCapture", stream)
+    return Graph(call("cuGraphInstantiate", graph, 0), graph)
+
+
+class Events:
+    """`count` + 1 events: the times between neighbours, microseconds."""
+
+    def __init__(self, count: int) -> None:
+        self._events = [call("cuEventCreate", 0) for _ in range(count + 1)]
+
+    def record(self, index: int, stream: Any) -> None:
+        call("cuEventRecord", self._events[index], stream)
+
+    def elapsed_us(self, index: int) -> float:
+        """Between event `index` and the next; waits for that."""
+        call("cuEventSynchronize", self._events[index + 1])
+        ms = call("cuEventElapsedTime", self._events[index], self._events[index + 1])
+        return float(ms) * 1e3
+
+    def destroy(self) -> None:
+        for event in self._events:
+            driver().cuEventDestroy(event)

@@ -1,0 +1,198 @@
+/* Kernels of the CUDA Runner itself: seeded inputs, a float64 reference that no vendor library computes,
+ * comparison, guards, and traffic to flush caches and to measure bandwidth. No system header. */
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+/* Element types, as numbered by cuda_data.py. */
+enum { FP64, FP32, FP16, BF16, INT8, INT32, E4M3, E5M2 };
+
+__device__ static float half_to_float(u16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+
+__device__ static u16 float_to_half(float x) {
+    u16 y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+__device__ static u16 float_to_bf16(float x) {
+    u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
+    return (u16)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+/* Minifloats by arithmetic, so that this file also builds for architectures without the conversions. */
+__device__ static float small_to_float(u8 x, int mantissa_bits, int bias) {
+    const int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1);
+    const float scale = 1.0f / (float)(1 << mantissa_bits);
+    const float value = exponent ? ldexpf(1.0f + mantissa * scale, exponent - bias) : ldexpf(mantissa * scale, 1 - bias);
+    return x & 0x80 ? -value : value;
+}
+
+__device__ static double load_element(const void *p, long i, int type) {
+    switch (type) {
+    case FP64: return ((const double *)p)[i];
+    case FP32: return ((const float *)p)[i];
+    case FP16: return half_to_float(((const u16 *)p)[i]);
+    case BF16: return __uint_as_float((u32)((const u16 *)p)[i] << 16);
+    case INT8: return ((const signed char *)p)[i];
+    case INT32: return ((const int *)p)[i];
+    case E4M3: return small_to_float(((const u8 *)p)[i], 3, 7);
+    default: return small_to_float(((const u8 *)p)[i], 2, 15);
+    }
+}
+
+/* Nearest minifloat by search over its 128 magnitudes: slow, simple, exact. */
+__device__ static u8 float_to_small(float x, int mantissa_bits, int bias, int largest) {
+    int best = 0;
+    for (int i = 1; i <= largest; i++)
+        if (fabsf(small_to_float((u8)i, mantissa_bits, bias) - fabsf(x)) < fabsf(small_to_float((u8)best, mantissa_bits, bias) - fabsf(x))) best = i;
+    return (u8)(best | (x < 0 ? 0x80 : 0));
+}
+
+__device__ static void store_element(void *p, long i, int type, double x) {
+    switch (type) {
+    case FP64: ((double *)p)[i] = x; break;
+    case FP32: ((float *)p)[i] = (float)x; break;
+    case FP16: ((u16 *)p)[i] = float_to_half((float)x); break;
+    case BF16: ((u16 *)p)[i] = float_to_bf16((float)x); break;
+    case INT8: ((signed char *)p)[i] = (signed char)fmax(-127.0, fmin(127.0, rint(x * 16))); break;
+    case INT32: ((int *)p)[i] = (int)rint(x * 16); break;
+    case E4M3: ((u8 *)p)[i] = float_to_small((float)x, 3, 7, 0x7e); break;
+    default: ((u8 *)p)[i] = float_to_small((float)x, 2, 15, 0x7b); break;
+    }
+}
+
+/* Philox4x32-10 (Salmon et al. 2011): random bits as a function of seed and position alone. */
+__device__ static void philox(u64 seed, u64 position, u32 out[4]) {
+    u32 c0 = (u32)position, c1 = (u32)(position >> 32), c2 = 0, c3 = 0;
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+        const u64 p = (u64)0xD2511F53u * c0, q = (u64)0xCD9E8D57u * c2;
+        const u32 n0 = (u32)(q >> 32) ^ c1 ^ k0, n2 = (u32)(p >> 32) ^ c3 ^ k1;
+        c0 = n0, c1 = (u32)q, c2 = n2, c3 = (u32)p;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+/* N(0,1) by Box and Muller; integers get 16 times that, rounded. */
+extern "C" __global__ void kt_fill_normal(void *to, long count, int type, u64 seed) {
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i * 2 < count; i += (long)gridDim.x * blockDim.x) {
+        u32 bits[4];
+        philox(seed, (u64)i, bits);
+        const double u = ((double)bits[0] + 1.0) * 0x1p-32, v = (double)bits[1] * 0x1p-32;
+        const double radius = sqrt(-2.0 * log(u));
+        double s, c;
+        sincospi(2.0 * v, &s, &c);
+        store_element(to, 2 * i, type, radius * c);
+        if (2 * i + 1 < count) store_element(to, 2 * i + 1, type, radius * s);
+    }
+}
+
+/* out[batch][m][n] = sum over k of a * b in float64. Element (i, k) of A lies at i * a_row + k * a_step, and so on. */
+extern "C" __global__ void __launch_bounds__(256)
+kt_reference_gemm(double *out, const void *a, const void *b, int type, long m, long n, long k,
+                  long a_row, long a_step, long b_step, long b_col) {
+    enum { TILE = 64, DEPTH = 16 };
+    __shared__ double left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
+    const long row0 = (long)blockIdx.y * TILE, col0 = (long)blockIdx.x * TILE, batch = blockIdx.z;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    double sum[4][4] = {};
+    for (long k0 = 0; k0 < k; k0 += DEPTH) {
+        for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
+            /* Neighbouring threads read along the stride of one. */
+            const int ra = a_step == 1 ? i / DEPTH : i % TILE, ka = a_step == 1 ? i % DEPTH : i / TILE;
+            const int cb = b_step == 1 ? i / DEPTH : i % TILE, kb = b_step == 1 ? i % DEPTH : i / TILE;
+            const bool in_a = row0 + ra < m && k0 + ka < k, in_b = col0 + cb < n && k0 + kb < k;
+            left[ka][ra] = in_a ? load_element(a, batch * m * k + (row0 + ra) * a_row + (k0 + ka) * a_step, type) : 0;
+            right[kb][cb] = in_b ? load_element(b, batch * k * n + (k0 + kb) * b_step + (col0 + cb) * b_col, type) : 0;
+        }
+        __syncthreads();
+        for (int d = 0; d < DEPTH; d++)
+            for (int i = 0; i < 4; i++)
+                for (int j = 0; j < 4; j++) sum[i][j] += left[d][ty + 16 * i] * right[d][tx + 16 * j];
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            const long row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
+            if (row < m && col < n) out[(batch * m + row) * n + col] = sum[i][j];
+        }
+}
+
+/* Epilogue operations, as numbered by cuda_data.py; applied in place, in float64. */
+enum { BIAS, RELU, GELU, SILU, RESIDUAL, SCALE };
+
+extern "C" __global__ void kt_reference_epilogue(double *x, long count, long columns, int op, const void *operand, int type) {
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) {
+        const double v = x[i];
+        switch (op) {
+        case BIAS: x[i] = v + load_element(operand, i % columns, type); break;
+        case RELU: x[i] = v < 0 ? 0 : v; break;
+        case GELU: x[i] = v * normcdf(v); break;
+        case SILU: x[i] = v / (1 + exp(-v)); break;
+        case RESIDUAL: x[i] = v + load_element(operand, i, type); break;
+        default: x[i] = v * load_element(operand, i % columns, type); break;
+        }
+    }
+}
+
+typedef struct {
+    double error_squares, reference_squares;
+    u64 bad, first_bad; /* elements outside their bound (NaN included), and the first of them */
+} comparison;
+
+/* |out - reference| <= absolute * gain[column] + relative * |reference|, written so that NaN fails. */
+extern "C" __global__ void kt_compare(const void *out, int type, const double *reference, const double *gain, long count,
+                                      long columns, double absolute, double relative, comparison *result) {
+    double errors = 0, references = 0;
+    u64 bad = 0, first = ~0ull;
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) {
+        const double r = reference[i], d = fabs(load_element(out, i, type) - r);
+        errors += d * d, references += r * r;
+        if (!(d <= absolute * gain[i % columns] + relative * fabs(r))) {
+            bad++;
+            if ((u64)i < first) first = (u64)i;
+        }
+    }
+    atomicAdd(&result->error_squares, errors);
+    atomicAdd(&result->reference_squares, references);
+    if (bad) {
+        atomicAdd(&result->bad, bad);
+        atomicMin(&result->first_bad, first);
+    }
+}
+
+/* How many bytes of a zone differ from `value`, or of two buffers from each other. */
+extern "C" __global__ void kt_count_changed(const u8 *zone, long bytes, u8 value, u64 *changed) {
+    u64 count = 0;
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += (long)gridDim.x * blockDim.x) count += zone[i] != value;
+    if (count) atomicAdd(changed, count);
+}
+
+extern "C" __global__ void kt_count_differing(const u8 *a, const u8 *b, long bytes, u64 *changed) {
+    u64 count = 0;
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < bytes; i += (long)gridDim.x * blockDim.x) count += a[i] != b[i];
+    if (count) atomicAdd(changed, count);
+}
+
+/* Reads 16 bytes a thread and step; the sum keeps the loads alive. */
+extern "C" __global__ void kt_read(const uint4 *from, long count, u32 *sink) {
+    u32 sum = 0;
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) {
+        const uint4 v = from[i];
+        sum ^= v.x ^ v.y ^ v.z ^ v.w;
+    }
+    if (sum == 0x9E3779B9u) *sink = sum;
+}
+
+extern "C" __global__ void kt_copy(uint4 *to, const uint4 *from, long count) {
+    for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) to[i] = from[i];
+}

@@ -1,0 +1,209 @@
+"""The command line: parses, calls and prints. Heavy modules are imported inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import program
+from .options import duration, share, workload_argument, workload_options
+
+STRATEGIES = ("kt", "forest", "anneal", "random", "grid")  # as kt.tuner.strategy, unimported
+LOG = click.argument("log", type=click.Path(path_type=Path))
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for machines.")
+TRIAL = click.option("--trial", type=int, help="This trial instead of the best.")
+RUN = click.option("--run", help="Only this run (the start of its id is enough).")
+
+
+def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from .versions import kt_version
+
+        click.echo(f"kt {kt_version()}")
+        context.exit()
+
+
+class InOrder(click.Group):
+    """Lists commands in the order of use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version,
+    help="Show the version and exit.",
+)  # fmt: skip
+def cli() -> None:
+    """Tunes tensor kernels: measures schedules for real, guided by a learned cost model.
+
+    \b
+    kt tune gemm 512x512x512 --dtype fp32     search; results go to kt-logs/
+    kt show kt-logs                           what was found
+    kt apply kt-logs -o kernel.c --verify     the best kernel as one C file
+    """
+
+
+@cli.command()
+@workload_argument
+@click.option(
+    "--workloads",
+    "file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="One workload a line; # begins a comment. All share the model.",
+)
+@workload_options()
+@click.option(
+    "--target",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="auto, cpu, cuda or a name that `kt target` lists.",
+)
+@click.option("--trials", type=int, help="Trials a workload.  [default: 128; CUDA 256]")
+@click.option(
+    "--time", "seconds", type=duration, metavar="TIME", help="Time budget: 90, 90s, 5m, 1h30m."
+)
+@click.option(
+    "--log",
+    default="kt-logs",
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Log file, or a directory of logs.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random draws.")
+@click.option("--resume", is_flag=True, help="Go on with the newest run of these workloads.")
+@click.option("--strategy", metavar="NAME", help=f"{', '.join(STRATEGIES)}.  [default: kt]")
+@click.option("--batch-size", type=int, help="Trials between two fits of the model.  [default: 16]")
+@click.option(
+    "--epsilon", type=share(), metavar="SHARE", help="Share of random trials.  [default: 0.1]"
+)
+@click.option("--patience", type=int, help="Stop after this many trials without improvement.")
+@click.option(
+    "--near-bound",
+    type=share(0, 10),
+    metavar="SHARE",
+    help="Stop this close to the measured bound: 5%.",
+)
+@click.option(
+    "--max-failures",
+    type=int,
+    help="Stop when this many failed before any succeeded.  [default: 64]",
+)
+@click.option("--finalists", type=int, help="Trials that are measured again at the end.")
+@click.option("--builders", type=int, help="Builds at a time.")
+@click.option(
+    "--build-timeout", type=duration, metavar="TIME", help="For one build.  [default: 30s]"
+)
+@click.option(
+    "--run-timeout", type=duration, metavar="TIME", help="For one check or run.  [default: 10s]"
+)
+@click.option(
+    "--sample-time",
+    "sample_seconds",
+    type=duration,
+    metavar="TIME",
+    help="Measuring time of a trial.  [default: 0.1s]",
+)
+@AS_JSON
+@click.option("--plain", is_flag=True, help="Plain lines also on a terminal.")
+@click.option("--quiet", is_flag=True, help="Only the summary.")
+def tune(**options: Any) -> int:
+    """Search the fastest kernel of WORKLOAD by measuring candidates.
+
+    \b
+    kt tune gemm 512x512x512 --dtype fp32
+    kt tune gemm 33x17x65 batch=512 layout=nt epilogue=bias+gelu dtype=fp32
+    kt tune --workloads shapes.txt --trials 64
+
+    The words of WORKLOAD are joined; options may be given as words (layout=nt) or flags.
+    """  # fmt: skip
+    from .start import tune_command
+
+    return tune_command(**options)
+
+
+@cli.command()
+@LOG
+@workload_argument
+@workload_options(hidden=True)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; else stdout.")
+@click.option(
+    "--format",
+    "form",
+    default="",
+    metavar="FORMAT",
+    help="c or json for CPU kernels (cu, cubin, python for CUDA ones).",
+)
+@click.option("--verify", is_flag=True, help="Compile the emitted text and check its results.")
+@click.option("--bench", is_flag=True, help="Time it against the default and the vendor library.")
+@click.option("--any-device", is_flag=True, help="Also a kernel measured on another device.")
+@TRIAL
+@RUN
+@click.option("--force", is_flag=True, help="Overwrite a file that is not a kt kernel.")
+def apply(**options: Any) -> int:
+    """Emit the best kernel of LOG as one self-contained file.
+
+    LOG is a file or directory; name the WORKLOAD when it has several.
+    """
+    from .apply import apply_command
+
+    return apply_command(**options)
+
+
+@cli.command()
+@LOG
+@workload_argument
+@workload_options(hidden=True)
+@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw the search.")
+@TRIAL
+@RUN
+@AS_JSON
+def show(**options: Any) -> int:
+    """Show what LOG holds: bests, failures, time, model quality.
+
+    LOG is a file or directory; WORKLOAD restricts the view.
+    """
+    from .show import show_command
+
+    return show_command(**options)
+
+
+@cli.command()
+@workload_argument
+@workload_options()
+@click.option(
+    "--target",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="auto, cpu or a name that `kt target` lists.",
+)
+@click.option("--check", "theta", metavar="JSON", help="Whether this θ is legal, and why not.")
+@AS_JSON
+def space(**options: Any) -> int:
+    """Show the knobs of WORKLOAD and what each rule removes."""
+    from .describe import space_command
+
+    return space_command(**options)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@AS_JSON
+def target(name: str | None, as_json: bool) -> int:
+    """List the targets, or show one in full."""
+    from .describe import target_command
+
+    return target_command(name, as_json)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The `kt` program. Ends the process with the command's exit code."""
+    sys.exit(program.end(program.run(cli, arguments)))

@@ -1,0 +1,357 @@
+"""The Measurer of this machine: builders that compile, and one runner that owns the device."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+from types import TracebackType
+
+from kt.logs.record import Bound, Failure, FinalEntry, Seconds, Settings, Stage
+from kt.spaces.errors import TargetError, ToolchainError
+from kt.spaces.target import Target
+from kt.spaces.workload import Workload
+
+from .backend.build import Binary
+from .backend.builders import BuilderPool, print_note
+from .backend.check import Verified
+from .backend.cpu import MEMORY_SHARE, Compared, CpuRunner, Ran
+from .backend.environment import Facts, current_clock_mhz, describe
+from .backend.probe import bounds_source
+from .backend.reference import refuse_unmeasurable
+from .backend.session import Session
+from .backend.timing import SOURCE
+from .backend.worker import Died, Done, Stopped, TimedOut, Worker
+from .measure import Candidate, FrozenBatch, Measured
+
+_RUNNER_CALLS = 200
+_PREPARE_SECONDS = 1800.0
+_PROBE_SECONDS = 120.0
+_NATIVE_SECONDS = 60.0
+# Large workloads: a run may take this many times the float64 reference's time, if that is more.
+_SLOW_LAUNCHES = 10.0
+_VERIFY_SEEDS = 2
+_VERIFY_SECONDS = 0.2
+_FINAL_SECONDS = 1.0
+_VENDOR_SECONDS = 0.5
+_NEARLY_FULL = 0.75
+_STAGES: Mapping[str, Stage] = {"check": "check", "run": "run"}
+
+
+class LocalMeasurer:
+    """Measures on this machine's CPU. Use it as a context manager, or call `close`.
+
+    `builders` processes compile (default: the usable cores); one more runs kernels. Raises
+    TargetError for a target that is not this CPU and ToolchainError without a C compiler.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        settings: Settings,
+        seed: int = 0,
+        *,
+        builders: int | None = None,
+        note: Callable[[str], None] = print_note,
+    ) -> None:
+        if target.kind != "cpu":
+            raise TargetError(f"target '{target.name}' cannot be measured here: only the CPU can")
+        self._target, self._settings, self._seed = target, settings, seed
+        self._known: dict[str, int] = {}
+        self._builds: dict[int, Future[Binary | Failure]] = {}
+        self._limits: dict[Path, float] = {}  # run timeout of each dataset that exists
+        self._session = Session()
+        self._builders = BuilderPool(self._session.path, builders, note)
+        try:
+            timing = self._own_library(SOURCE.read_text())
+        except BaseException:
+            self._builders.close()
+            self._session.close()
+            raise
+        log = self._session.path / "runner.log"
+        self._runner = Worker(CpuRunner, (target, str(timing)), log, _RUNNER_CALLS)
+
+    def __enter__(self) -> LocalMeasurer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends every process and removes every temporary file; a second call does nothing."""
+        self._runner.stop()
+        self._builders.close()
+        self._session.close()
+
+    # -- the device -------------------------------------------------------------------------
+
+    def prepare(self, workloads: Sequence[Workload]) -> None:
+        """Makes inputs and references; raises TargetError for what cannot be measured here."""
+        for workload in workloads:
+            refuse_unmeasurable(workload, int(MEMORY_SHARE * self._target.memory_bytes))
+        for workload in workloads:
+            self._dataset(workload, self._seed)
+
+    def bound(self, dtype: str) -> Bound:
+        """Measured peak of multiply-adds and of copying on all usable cores (about 0.5 s)."""
+        library = self._own_library(bounds_source(dtype, self._target.arch))
+        bound = self._ask("bound", str(library), limit=_PROBE_SECONDS)
+        assert isinstance(bound, Bound)
+        return bound
+
+    def vendor_us(self, workload: Workload) -> float | None:
+        """NumPy's median time on the same rotating sets, its epilogue included; µs."""
+        directory = self._dataset(workload, self._seed)
+        us = self._ask(
+            "vendor", str(workload), str(directory), _VENDOR_SECONDS, limit=_PREPARE_SECONDS
+        )
+        assert us is None or isinstance(us, float)
+        return us
+
+    def environment(self) -> Facts:
+        """Processor, clocks, load, versions, and evidence that timed kernels find cold caches."""
+        compiler = self._builders.toolchain("c")
+        evidence = self._ask("evidence", limit=_PROBE_SECONDS)
+        assert isinstance(evidence, dict)
+        return describe(self._target, compiler.identity("").replace("\n", " ")) | evidence
+
+    def know(self, binary: str, trial: int) -> None:
+        """Records that `trial` of an earlier session had this binary."""
+        self._known.setdefault(binary, trial)
+
+    # -- batches ----------------------------------------------------------------------------
+
+    def start(self, batch: FrozenBatch) -> None:
+        """Begins building a batch; returns at once."""
+        for candidate in batch.candidates:
+            self._builds[candidate.trial] = self._submit(candidate)
+
+    def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
+        """Runs the batch once everything is built, so that no compiler disturbs a timing.
+
+        In index order, candidates that want to be alone last. At `deadline` (of `time.monotonic`)
+        what is running is ended and the rest is left out.
+        """
+        for candidate in batch.candidates:
+            if candidate.trial not in self._builds:
+                self._builds[candidate.trial] = self._submit(candidate)
+        if wait(self._builds.values(), _left(deadline)).not_done:
+            self._builders.abandon(self._builds.values())
+            self._builds.clear()
+            return
+        built = {c.trial: self._builds.pop(c.trial).result() for c in batch.candidates}
+        for trial, binary in built.items():
+            if isinstance(binary, Binary):
+                self._known.setdefault(binary.facts.binary, trial)
+        for candidate in sorted(batch.candidates, key=lambda c: c.alone):
+            measured = self._measured(candidate, built[candidate.trial], batch, deadline)
+            if measured is None:
+                return
+            yield measured
+
+    def _submit(self, candidate: Candidate) -> Future[Binary | Failure]:
+        kernel, timeout = candidate.kernel, self._settings.build_timeout
+        return self._builders.submit(kernel.source, kernel.language, self._target.arch, timeout)
+
+    def _measured(
+        self,
+        candidate: Candidate,
+        binary: Binary | Failure,
+        batch: FrozenBatch,
+        deadline: float | None,
+    ) -> Measured | None:
+        """The candidate's result, or None when the deadline came first."""
+        trial = candidate.trial
+        if isinstance(binary, Failure):
+            return Measured(trial, binary, None, Seconds())
+        seconds = Seconds(build=round(binary.seconds, 4))
+        first = self._known[binary.facts.binary]
+        if first != trial:
+            return Measured(trial, None, binary.facts, seconds, duplicate_of=first)
+        ran = self._run(binary, batch.workload, batch.incumbent_us, deadline)
+        if ran is None:
+            return None
+        seconds = Seconds(
+            build=round(binary.seconds, 4), check=round(ran.check_seconds, 4),
+            run=round(ran.run_seconds, 4),
+        )  # fmt: skip
+        return Measured(trial, ran.outcome, binary.facts, seconds, clock_mhz=current_clock_mhz())
+
+    def _run(
+        self,
+        binary: Binary,
+        workload: Workload,
+        incumbent_us: float | None,
+        deadline: float | None,
+    ) -> Ran | None:
+        directory = self._dataset(workload, self._seed)
+        limit = self._limits[directory]
+        ended = self._runner.call(
+            "run", str(binary.path), str(workload), str(directory), self._settings.sample_seconds,
+            incumbent_us, limit=_PREPARE_SECONDS, limits={"load": limit},
+            deadline=deadline,
+        )  # fmt: skip
+        match ended:
+            case Stopped():
+                return None
+            case Done(value):
+                assert isinstance(value, Ran)
+                return value
+            case Died() | TimedOut():
+                spent = limit if isinstance(ended, TimedOut) else 0.0
+                return Ran(self._failure(ended), 0.0, spent)
+
+    # -- finalists and emitted kernels ------------------------------------------------------
+
+    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
+        """Verifies on other seeds and repeatedly, then times the sound ones interleaved."""
+        builds = [(candidate.trial, self._submit(candidate)) for candidate in candidates]
+        binaries, failures = dict[int, Binary](), dict[int, str]()
+        for trial, build in builds:
+            match build.result():
+                case Failure() as failure:
+                    failures[trial] = f"{failure.failure}: {failure.message}"
+                case binary:
+                    binaries[trial] = binary
+        seeds = [self._seed + 1 + i for i in range(_VERIFY_SEEDS)]
+        verified = self._verify(binaries, workload, seeds)
+        failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
+        times: dict[int, tuple[float, ...]] = {}
+        while not times and (sound := [trial for trial in binaries if trial not in failures]):
+            compared = self.compare_binaries(workload, [binaries[trial] for trial in sound])
+            if compared.failure:
+                failures[sound[compared.failed]] = compared.failure
+            else:
+                times = dict(zip(sound, compared.us, strict=True))
+        return [
+            FinalEntry(trial, us, statistics.median(us or (0.0,)), failures.get(trial, ""))
+            for trial, us in ((c.trial, times.get(c.trial, ())) for c in candidates)
+        ]
+
+    def build_source(self, source: str, language: str = "c") -> Binary | Failure:
+        """Builds a source text, such as that of an emitted kernel."""
+        timeout = self._settings.build_timeout
+        return self._builders.submit(source, language, self._target.arch, timeout).result()
+
+    def verify_binary(self, binary: Binary, workload: Workload, seeds: Sequence[int]) -> Verified:
+        """Checks a binary repeatedly on fresh inputs of each seed; stops at the first failure."""
+        return self._verify({0: binary}, workload, seeds)[0]
+
+    def compare_binaries(
+        self,
+        workload: Workload,
+        binaries: Sequence[Binary],
+        *,
+        seconds: float = _FINAL_SECONDS,
+        vendor: bool = False,
+    ) -> Compared:
+        """Times binaries interleaved in one process; NumPy's samples come last with `vendor`.
+
+        A binary that fails meanwhile is named by its index in `failed`, and there are no times.
+        """
+        directory = self._dataset(workload, self._seed)
+        limits = {str(i): self._limits[directory] for i in range(len(binaries) + 1)}
+        paths = [str(binary.path) for binary in binaries]
+        ended = self._kernel_job(
+            "compare", paths, str(workload), str(directory), seconds, vendor, limits=limits
+        )
+        if isinstance(ended, Done):
+            assert isinstance(ended.value, Compared)
+            return ended.value
+        if not ended.stage.isdecimal():
+            raise TargetError(f"the runner ended before it could compare kernels: {ended}")
+        failure = self._failure(ended)
+        return Compared((), int(ended.stage), f"{failure.failure}: {failure.message}")
+
+    def _verify(
+        self, binaries: Mapping[int, Binary], workload: Workload, seeds: Sequence[int]
+    ) -> dict[int, Verified]:
+        """Verification by key; a job a binary and seed, seed by seed so that inputs are reused."""
+        found = {key: Verified(0, 0.0) for key in binaries}
+        for seed in seeds:
+            directory = self._dataset(workload, seed)
+            for key, binary in binaries.items():
+                if not found[key].failure:
+                    result = self._verify_once(binary, workload, directory)
+                    launches = found[key].launches + result.launches
+                    error = max(found[key].error, result.error)
+                    found[key] = Verified(launches, error, result.failure)
+            if seed != self._seed:
+                shutil.rmtree(directory)
+                del self._limits[directory]
+        return found
+
+    def _verify_once(self, binary: Binary, workload: Workload, directory: Path) -> Verified:
+        ended = self._kernel_job(
+            "verify", str(binary.path), str(workload), str(directory), _VERIFY_SECONDS,
+            limits={"load": self._limits[directory]},
+        )  # fmt: skip
+        if isinstance(ended, Done):
+            assert isinstance(ended.value, Verified)
+            return ended.value
+        failure = self._failure(ended)
+        return Verified(0, 0.0, f"{failure.failure}: {failure.message}")
+
+    # -- the runner -------------------------------------------------------------------------
+
+    def _own_library(self, source: str) -> Path:
+        """A library of ours, built like a kernel; raises ToolchainError when that fails."""
+        built = self._builders.submit(source, "c", self._target.arch, _NATIVE_SECONDS).result()
+        if isinstance(built, Failure):
+            raise ToolchainError(f"the C compiler cannot build kt's own code: {built.message}")
+        return built.path
+
+    def _dataset(self, workload: Workload, seed: int) -> Path:
+        """Inputs and reference of a workload, made when first asked for."""
+        name = f"{zlib.crc32(str(workload).encode()):08x}-{seed}"
+        directory = self._session.path / "data" / name
+        if directory not in self._limits:
+            seconds = self._ask(
+                "prepare", str(workload), seed, str(directory), limit=_PREPARE_SECONDS
+            )
+            assert isinstance(seconds, float)
+            self._limits[directory] = max(self._settings.run_timeout, _SLOW_LAUNCHES * seconds)
+        return directory
+
+    def _ask(self, method: str, *args: object, limit: float) -> object:
+        """A call that runs no candidate, so that its death is not data."""
+        ended = self._runner.call(method, *args, limit=limit)
+        if isinstance(ended, Done):
+            return ended.value
+        assert not isinstance(ended, Stopped)
+        why = f"{ended.seconds:g} s passed" if isinstance(ended, TimedOut) else str(ended)
+        raise TargetError(f"the runner process ended in '{method}' ({why}) {ended.log}".rstrip())
+
+    def _kernel_job(
+        self, method: str, *args: object, limits: Mapping[str, float]
+    ) -> Done | Died | TimedOut:
+        """A call without a deadline that runs kernels."""
+        ended = self._runner.call(method, *args, limit=_PREPARE_SECONDS, limits=limits)
+        assert not isinstance(ended, Stopped)
+        return ended
+
+    def _failure(self, ended: Died | TimedOut) -> Failure:
+        """What the end of the runner says of the kernel that ran in it."""
+        stage = _STAGES.get(ended.stage, "load")
+        if isinstance(ended, TimedOut):
+            message = f"no result within {ended.seconds:g} s: killed"
+            return Failure("run_timeout", stage, message, ended.log)
+        full = ended.peak_bytes > _NEARLY_FULL * MEMORY_SHARE * self._target.memory_bytes
+        if ended.code == -signal.SIGKILL or full:
+            message = f"{ended} with {ended.peak_bytes / 2**20:.0f} MiB in use"
+            return Failure("out_of_memory", stage, message, ended.log)
+        return Failure("crash", stage, str(ended), ended.log)
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(deadline - time.monotonic(), 0.0)

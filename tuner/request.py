@@ -1,0 +1,128 @@
+"""Which workloads a command line asks for: words, flags and a file become `Workload`s."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from kt.spaces.errors import LogError, SettingsError, WorkloadError
+from kt.spaces.workload import OPERATORS, Option, Workload, parse
+
+LARGEST_FILE = 4 * 2**20
+
+
+def workloads_of(
+    words: Sequence[str], flags: Mapping[str, str | None], file: Path | None, default_dtype: str
+) -> list[Workload]:
+    """Every workload asked for, in order. `flags` are option texts by field, and hold for all."""
+    if file is None and not words:
+        raise WorkloadError(
+            f"no workload: accepts {', '.join(f'{n} {k.SHAPE}' for n, k in OPERATORS.items())}, "
+            "or --workloads FILE"
+        )
+    found: list[Workload] = []
+    for place, group in [*_groups(words), *(_lines(file) if file else ())]:
+        try:
+            workload = parse(with_flags(group, flags), default_dtype)
+            if workload in found:
+                raise WorkloadError(f"'{workload}' is given twice")
+        except WorkloadError as error:
+            raise WorkloadError(f"{place}{error}") from None
+        found.append(workload)
+    return found
+
+
+def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
+    """`words` with the given flags as `key=value`; one that is there already must agree."""
+    given = {field: text for field, text in flags.items() if text is not None}
+    kind = OPERATORS.get(words[0].lower()) if words else None
+    if kind is None or not given:
+        return list(words)
+    options = {option.field: option for option in kind.OPTIONS}
+    texts = _written(words[2:], options)
+    added = []
+    for field, text in given.items():
+        if field not in options:
+            accepts = ", ".join(f"--{option.key}" for option in kind.OPTIONS)
+            flag = field.replace("_", "-")
+            raise WorkloadError(f"{kind.OPERATOR} has no option --{flag}: accepts {accepts}")
+        option = options[field]
+        value = option.read(text)
+        if field not in texts:
+            added.append(f"{option.key}={option.show(value)}")
+        elif option.read(texts[field]) != value:
+            raise WorkloadError(f"--{option.key} {text} contradicts '{option.key}={texts[field]}'")
+    return [*words, *added]
+
+
+def _written(words: Iterable[str], options: Mapping[str, Option]) -> dict[str, str]:
+    """Values of the `key=value` words that name an option, by field."""
+    pairs = (word.partition("=") for word in words)
+    found = ((key.lower().replace("-", "_"), value) for key, _, value in pairs)
+    return {field: value for field, value in found if field in options}
+
+
+def _groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Words split where an operator's name begins another workload."""
+    group: list[str] = []
+    for word in (w for text in words for w in text.split()):
+        if word.lower() in OPERATORS and group:
+            yield "", group
+            group = []
+        group.append(word)
+    if group or words:
+        yield "", group
+
+
+def _lines(file: Path) -> list[tuple[str, list[str]]]:
+    """(place, words) of each line of a workloads file; `#` begins a comment."""
+    try:
+        with open(file, "rb") as source:
+            data = source.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise SettingsError(f"cannot read --workloads {file}: {error.strerror}") from None
+    if len(data) > LARGEST_FILE:
+        raise SettingsError(f"--workloads {file}: larger than {LARGEST_FILE} bytes")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise SettingsError(f"--workloads {file}: not UTF-8 text") from None
+    numbered = enumerate((line.partition("#")[0].split() for line in text.split("\n")), 1)
+    found = [(f"{file}:{number}: ", words) for number, words in numbered if words]
+    if not found:
+        raise SettingsError(f"--workloads {file}: no workload in this file (one a line)")
+    return found
+
+
+def choose_logged(
+    logged: Sequence[str], words: Sequence[str], flags: Mapping[str, str | None]
+) -> list[str]:
+    """The logged workloads that the words name; all without words.
+
+    The element type may be left out. Raises LogError listing the choices when none fits.
+    """
+    if not words:
+        if any(text is not None for text in flags.values()):
+            raise WorkloadError("workload options need a workload before them")
+        return list(logged)
+    given = with_flags([w for text in words for w in text.split()], flags)
+    found = [text for text in logged if _names(given, text)]
+    if not found:
+        parse(given)  # a malformed text is refused as such
+        raise LogError(f"the log has no '{shlex.join(given)}'; it has {listed(logged)}")
+    return found
+
+
+def _names(given: Sequence[str], text: str) -> bool:
+    try:
+        candidate = parse(text)
+        return parse(given, candidate.dtype) == candidate
+    except WorkloadError:
+        return False  # a log may hold anything
+
+
+def listed(texts: Sequence[str], most: int = 12) -> str:
+    """`'a', 'b' and 3 more`, for messages."""
+    shown = ", ".join(f"'{text}'" for text in texts[:most])
+    return shown + (f" and {len(texts) - most} more" if len(texts) > most else "")
