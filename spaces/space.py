@@ -74,6 +74,13 @@ class FamilySpace:
         self._values = [knob.values for knob in self.knobs]
         self._movable = np.flatnonzero(self._sizes > 1)
 
+    @cached_property
+    def default(self) -> int:
+        """The point of the family's default."""
+        values = self.family.default(self.workload, self.target)
+        paths = {knob.name: knob.path for knob in self.knobs}
+        return self.point({paths[name]: value for name, value in values.items()})
+
     def indices(self, points: Points) -> NDArray[np.int64]:
         """Choice index of each knob, shape [len(points), knobs]."""
         return points[:, None] // self._strides % self._sizes
@@ -216,13 +223,8 @@ class Space:
 
     def defaults(self) -> Points:
         """Each family's default, the first family's first."""
-        return np.array(
-            [
-                offset + part.point(_by_path(part, part.family.default(self.workload, self.target)))
-                for part, offset in zip(self.parts, self._offsets.tolist(), strict=False)
-            ],
-            dtype=np.int64,
-        )
+        parts = zip(self.parts, self._offsets.tolist(), strict=False)
+        return np.array([offset + part.default for part, offset in parts], dtype=np.int64)
 
     def _part(self, point: int) -> tuple[FamilySpace, int]:
         i = int(np.searchsorted(self._offsets, point, side="right")) - 1
@@ -345,11 +347,10 @@ class Space:
     @cached_property
     def feature_names(self) -> tuple[str, ...]:
         """Column names of `encode`: workload.*, target.*, family=*, knobs by path, derived.*."""
-        probe = self.defaults()
         names: dict[str, None] = dict.fromkeys(self._constants)
         names |= dict.fromkeys(f"family={part.family.name}" for part in self.parts)
-        for part, offset, rows in self._split(probe):
-            names |= dict.fromkeys(self._part_features(part, probe[rows] - offset))
+        for part in self.parts:
+            names |= dict.fromkeys(self._part_features(part, np.array([part.default])))
         return tuple(names)
 
     @cached_property
@@ -399,9 +400,3 @@ def _distinct(points: Points) -> Points:
     """Distinct points in order of first appearance."""
     _, first = np.unique(points, return_index=True)
     return points[np.sort(first)]
-
-
-def _by_path(part: FamilySpace, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Values by short knob name, keyed by path."""
-    paths = {knob.name: knob.path for knob in part.knobs}
-    return {paths[name]: value for name, value in values.items()}

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
 import statistics
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from types import TracebackType
 
-from kt.logs.record import Bound, Failure, FinalEntry, Seconds, Settings, Stage
+from kt.logs.record import Bound, Failure, FinalEntry, Seconds, Settings
 from kt.spaces.errors import TargetError, ToolchainError
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -20,27 +17,15 @@ from kt.spaces.workload import Workload
 from .backend.build import Binary
 from .backend.builders import BuilderPool, print_note
 from .backend.check import Verified
-from .backend.cpu import MEMORY_SHARE, Compared, CpuRunner, Ran
+from .backend.cpu import Compared
 from .backend.environment import Facts, current_clock_mhz, describe
-from .backend.probe import bounds_source
-from .backend.reference import refuse_unmeasurable
+from .backend.host import CpuHost
 from .backend.session import Session
-from .backend.timing import SOURCE
-from .backend.worker import Died, Done, Stopped, TimedOut, Worker
 from .measure import Candidate, FrozenBatch, Measured
 
-_RUNNER_CALLS = 200
-_PREPARE_SECONDS = 1800.0
-_PROBE_SECONDS = 120.0
 _NATIVE_SECONDS = 60.0
-# Large workloads: a run may take this many times the float64 reference's time, if that is more.
-_SLOW_LAUNCHES = 10.0
 _VERIFY_SEEDS = 2
-_VERIFY_SECONDS = 0.2
 _FINAL_SECONDS = 1.0
-_VENDOR_SECONDS = 0.5
-_NEARLY_FULL = 0.75
-_STAGES: Mapping[str, Stage] = {"check": "check", "run": "run"}
 
 
 class LocalMeasurer:
@@ -64,17 +49,14 @@ class LocalMeasurer:
         self._target, self._settings, self._seed = target, settings, seed
         self._known: dict[str, int] = {}
         self._builds: dict[int, Future[Binary | Failure]] = {}
-        self._limits: dict[Path, float] = {}  # run timeout of each dataset that exists
         self._session = Session()
         self._builders = BuilderPool(self._session.path, builders, note)
         try:
-            timing = self._own_library(SOURCE.read_text())
+            self._host = CpuHost(target, settings, self._session.path, self._own_library)
         except BaseException:
             self._builders.close()
             self._session.close()
             raise
-        log = self._session.path / "runner.log"
-        self._runner = Worker(CpuRunner, (target, str(timing)), log, _RUNNER_CALLS)
 
     def __enter__(self) -> LocalMeasurer:
         return self
@@ -89,7 +71,7 @@ class LocalMeasurer:
 
     def close(self) -> None:
         """Ends every process and removes every temporary file; a second call does nothing."""
-        self._runner.stop()
+        self._host.close()
         self._builders.close()
         self._session.close()
 
@@ -98,32 +80,23 @@ class LocalMeasurer:
     def prepare(self, workloads: Sequence[Workload]) -> None:
         """Makes inputs and references; raises TargetError for what cannot be measured here."""
         for workload in workloads:
-            refuse_unmeasurable(workload, int(MEMORY_SHARE * self._target.memory_bytes))
+            self._host.refuse(workload)
         for workload in workloads:
-            self._dataset(workload, self._seed)
+            self._host.dataset(workload, self._seed)
 
     def bound(self, dtype: str) -> Bound:
-        """Measured peak of multiply-adds and of copying on all usable cores (about 0.5 s)."""
-        library = self._own_library(bounds_source(dtype, self._target.arch))
-        bound = self._ask("bound", str(library), limit=_PROBE_SECONDS)
-        assert isinstance(bound, Bound)
-        return bound
+        """Measured peak of multiply-adds and of copying on all usable cores (about 1 s)."""
+        return self._host.bound(dtype)
 
     def vendor_us(self, workload: Workload) -> float | None:
         """NumPy's median time on the same rotating sets, its epilogue included; µs."""
-        directory = self._dataset(workload, self._seed)
-        us = self._ask(
-            "vendor", str(workload), str(directory), _VENDOR_SECONDS, limit=_PREPARE_SECONDS
-        )
-        assert us is None or isinstance(us, float)
-        return us
+        return self._host.vendor_us(workload, self._host.dataset(workload, self._seed))
 
     def environment(self) -> Facts:
         """Processor, clocks, load, versions, and evidence that timed kernels find cold caches."""
         compiler = self._builders.toolchain("c")
-        evidence = self._ask("evidence", limit=_PROBE_SECONDS)
-        assert isinstance(evidence, dict)
-        return describe(self._target, compiler.identity("").replace("\n", " ")) | evidence
+        compiled_by = compiler.identity(self._target.arch).replace("\n", " ")
+        return describe(self._target, compiled_by) | self._host.evidence()
 
     def know(self, binary: str, trial: int) -> None:
         """Records that `trial` of an earlier session had this binary."""
@@ -178,7 +151,8 @@ class LocalMeasurer:
         first = self._known[binary.facts.binary]
         if first != trial:
             return Measured(trial, None, binary.facts, seconds, duplicate_of=first)
-        ran = self._run(binary, batch.workload, batch.incumbent_us, deadline)
+        data = self._host.dataset(batch.workload, self._seed)
+        ran = self._host.run(binary, batch.workload, data, batch.incumbent_us, deadline)
         if ran is None:
             return None
         seconds = Seconds(
@@ -186,30 +160,6 @@ class LocalMeasurer:
             run=round(ran.run_seconds, 4),
         )  # fmt: skip
         return Measured(trial, ran.outcome, binary.facts, seconds, clock_mhz=current_clock_mhz())
-
-    def _run(
-        self,
-        binary: Binary,
-        workload: Workload,
-        incumbent_us: float | None,
-        deadline: float | None,
-    ) -> Ran | None:
-        directory = self._dataset(workload, self._seed)
-        limit = self._limits[directory]
-        ended = self._runner.call(
-            "run", str(binary.path), str(workload), str(directory), self._settings.sample_seconds,
-            incumbent_us, limit=_PREPARE_SECONDS, limits={"load": limit},
-            deadline=deadline,
-        )  # fmt: skip
-        match ended:
-            case Stopped():
-                return None
-            case Done(value):
-                assert isinstance(value, Ran)
-                return value
-            case Died() | TimedOut():
-                spent = limit if isinstance(ended, TimedOut) else 0.0
-                return Ran(self._failure(ended), 0.0, spent)
 
     # -- finalists and emitted kernels ------------------------------------------------------
 
@@ -259,19 +209,8 @@ class LocalMeasurer:
 
         A binary that fails meanwhile is named by its index in `failed`, and there are no times.
         """
-        directory = self._dataset(workload, self._seed)
-        limits = {str(i): self._limits[directory] for i in range(len(binaries) + 1)}
-        paths = [str(binary.path) for binary in binaries]
-        ended = self._kernel_job(
-            "compare", paths, str(workload), str(directory), seconds, vendor, limits=limits
-        )
-        if isinstance(ended, Done):
-            assert isinstance(ended.value, Compared)
-            return ended.value
-        if not ended.stage.isdecimal():
-            raise TargetError(f"the runner ended before it could compare kernels: {ended}")
-        failure = self._failure(ended)
-        return Compared((), int(ended.stage), f"{failure.failure}: {failure.message}")
+        data = self._host.dataset(workload, self._seed)
+        return self._host.compare(binaries, workload, data, seconds, vendor)
 
     def _verify(
         self, binaries: Mapping[int, Binary], workload: Workload, seeds: Sequence[int]
@@ -279,30 +218,16 @@ class LocalMeasurer:
         """Verification by key; a job a binary and seed, seed by seed so that inputs are reused."""
         found = {key: Verified(0, 0.0) for key in binaries}
         for seed in seeds:
-            directory = self._dataset(workload, seed)
+            data = self._host.dataset(workload, seed)
             for key, binary in binaries.items():
                 if not found[key].failure:
-                    result = self._verify_once(binary, workload, directory)
+                    result = self._host.verify(binary, workload, data)
                     launches = found[key].launches + result.launches
                     error = max(found[key].error, result.error)
                     found[key] = Verified(launches, error, result.failure)
             if seed != self._seed:
-                shutil.rmtree(directory)
-                del self._limits[directory]
+                self._host.forget(data)
         return found
-
-    def _verify_once(self, binary: Binary, workload: Workload, directory: Path) -> Verified:
-        ended = self._kernel_job(
-            "verify", str(binary.path), str(workload), str(directory), _VERIFY_SECONDS,
-            limits={"load": self._limits[directory]},
-        )  # fmt: skip
-        if isinstance(ended, Done):
-            assert isinstance(ended.value, Verified)
-            return ended.value
-        failure = self._failure(ended)
-        return Verified(0, 0.0, f"{failure.failure}: {failure.message}")
-
-    # -- the runner -------------------------------------------------------------------------
 
     def _own_library(self, source: str) -> Path:
         """A library of ours, built like a kernel; raises ToolchainError when that fails."""
@@ -310,47 +235,6 @@ class LocalMeasurer:
         if isinstance(built, Failure):
             raise ToolchainError(f"the C compiler cannot build kt's own code: {built.message}")
         return built.path
-
-    def _dataset(self, workload: Workload, seed: int) -> Path:
-        """Inputs and reference of a workload, made when first asked for."""
-        name = f"{zlib.crc32(str(workload).encode()):08x}-{seed}"
-        directory = self._session.path / "data" / name
-        if directory not in self._limits:
-            seconds = self._ask(
-                "prepare", str(workload), seed, str(directory), limit=_PREPARE_SECONDS
-            )
-            assert isinstance(seconds, float)
-            self._limits[directory] = max(self._settings.run_timeout, _SLOW_LAUNCHES * seconds)
-        return directory
-
-    def _ask(self, method: str, *args: object, limit: float) -> object:
-        """A call that runs no candidate, so that its death is not data."""
-        ended = self._runner.call(method, *args, limit=limit)
-        if isinstance(ended, Done):
-            return ended.value
-        assert not isinstance(ended, Stopped)
-        why = f"{ended.seconds:g} s passed" if isinstance(ended, TimedOut) else str(ended)
-        raise TargetError(f"the runner process ended in '{method}' ({why}) {ended.log}".rstrip())
-
-    def _kernel_job(
-        self, method: str, *args: object, limits: Mapping[str, float]
-    ) -> Done | Died | TimedOut:
-        """A call without a deadline that runs kernels."""
-        ended = self._runner.call(method, *args, limit=_PREPARE_SECONDS, limits=limits)
-        assert not isinstance(ended, Stopped)
-        return ended
-
-    def _failure(self, ended: Died | TimedOut) -> Failure:
-        """What the end of the runner says of the kernel that ran in it."""
-        stage = _STAGES.get(ended.stage, "load")
-        if isinstance(ended, TimedOut):
-            message = f"no result within {ended.seconds:g} s: killed"
-            return Failure("run_timeout", stage, message, ended.log)
-        full = ended.peak_bytes > _NEARLY_FULL * MEMORY_SHARE * self._target.memory_bytes
-        if ended.code == -signal.SIGKILL or full:
-            message = f"{ended} with {ended.peak_bytes / 2**20:.0f} MiB in use"
-            return Failure("out_of_memory", stage, message, ended.log)
-        return Failure("crash", stage, str(ended), ended.log)
 
 
 def _left(deadline: float | None) -> float | None:

@@ -517,13 +517,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
 }
 
 #if KT_REPACK_A || KT_REPACK_B
-constexpr u64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS_B = KT_REPACK_B ? RepackedB::VECTORS : 0;
+constexpr u64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS = VECTORS_A + (KT_REPACK_B ? RepackedB::VECTORS : 0);
 
 extern "C" __global__ void __launch_bounds__(REPACK_THREADS) kt_repack(KT_PARAMETERS) {
     (void)c;
     const u64 vector = (u64)blockIdx.x * REPACK_THREADS + threadIdx.x;
-    if (vector < VECTORS_A) RepackedA::copy_vector(workspace + REPACKED_A, a, vector);
-    else if (vector < VECTORS_A + VECTORS_B) RepackedB::copy_vector(workspace + REPACKED_B, b, vector - VECTORS_A);
+    if (vector >= VECTORS) return;
+    if (KT_REPACK_A && (!KT_REPACK_B || vector < VECTORS_A)) RepackedA::copy_vector(workspace + REPACKED_A, a, vector);
+    else RepackedB::copy_vector(workspace + REPACKED_B, b, vector - VECTORS_A);
 }
 #endif
 
@@ -533,7 +534,7 @@ extern "C" size_t kt_workspace_bytes(void) { return WORKSPACE_BYTES; }
 extern "C" int kt_launch(void *const *args, void *workspace, void *stream) {
     int error = 0;
 #if KT_REPACK_A || KT_REPACK_B
-    const u64 blocks = kt_ceil_div<u64>(VECTORS_A + VECTORS_B, REPACK_THREADS);
+    const u64 blocks = kt_ceil_div<u64>(VECTORS, REPACK_THREADS);
     error = kt_start((const void *)kt_repack, blocks, REPACK_THREADS, 0, args, workspace, stream);
     if (error) return error;
 #endif

@@ -115,9 +115,11 @@ def test_stderr_tail_is_kept(measurer: LocalMeasurer) -> None:
 def test_talkative_kernel_disturbs_nobody(
     measurer: LocalMeasurer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shout = (
-        'for (int i = 0; i < 200000; i++) fputs("all work, no play\\n", i % 2 ? stderr : stdout);'
-    )
+    shout = """
+    static char text[8000];
+    memset(text, 'x', sizeof text);
+    for (int i = 0; i < 500; i++) fwrite(text, 1, sizeof text, i % 2 ? stderr : stdout);
+    """
     found = outcome(measurer, kernel(WORKLOAD, RIGHT + shout))
     assert isinstance(found, Timing)
     assert capfd.readouterr() == ("", "")

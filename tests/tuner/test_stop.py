@@ -50,10 +50,12 @@ def test_a_few_trials_reach_every_workload(batch_size: int, tmp_path: Path) -> N
 def test_when_the_space_is_exhausted(
     lag: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for family, size in ((TWO, 2), (ONE_KNOB, 5), (HOLES, 132 // 3 * 2 + 0)):
+    for family in (TWO, ONE_KNOB, HOLES):
         monkeypatch.setattr(families, "FAMILIES", {("gemm", "cpu"): (family,)})
         measurer = always(Timing((5.0,), 5.0))
-        result = tuned(tmp_path / f"{size}.jsonl", measurer=measurer, lag=lag, trials=500, **RANDOM)
+        result = tuned(
+            tmp_path / f"{family.name}.jsonl", measurer=measurer, lag=lag, trials=500, **RANDOM
+        )
         listed = families.space_of(parse(GEMM), read_run(result.log).header.target).listed
         assert listed is not None
         assert (result.reason, result.trials) == ("exhausted", len(listed))
@@ -72,7 +74,10 @@ def test_a_small_workload_that_ends_does_not_end_the_others(
 
     small = OnlySmall(*TWO.knobs(None, None), name="small")  # type: ignore[arg-type]
     monkeypatch.setattr(families, "FAMILIES", {("gemm", "cpu"): (small, OnlyLarge())})
-    outcome = lambda theta: analytic_outcome(theta) if "bk" in theta.tile else Timing((1.0,), 1.0)  # noqa: E731
+
+    def outcome(theta: Theta) -> Outcome:
+        return analytic_outcome(theta) if "bk" in theta.tile else Timing((1.0,), 1.0)
+
     for order in ((GEMM, OTHER), (OTHER, GEMM)):
         log = tmp_path / f"{order[0][:7]}.jsonl"
         result = tuned(log, *order, measurer=AnalyticMeasurer(outcome), trials=20, **RANDOM)
@@ -111,9 +116,8 @@ def test_after_failures_when_nothing_ever_succeeded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("strategy", ["kt", "forest", "anneal", "random", "grid"])
 def test_failures_alone_never_break_a_strategy(strategy: str, tmp_path: Path) -> None:
     failed = always(Failure("compile_error", "build", "no"))
-    result = tuned(
-        tmp_path / "a.jsonl", measurer=failed, trials=60, batch_size=8, strategy=strategy
-    )
+    settings = {"strategy": strategy, "trials": 60, "batch_size": 8}
+    result = tuned(tmp_path / "a.jsonl", measurer=failed, **settings)
     assert result.reason == "trials" and result.failures == {"compile_error": 60}
 
 

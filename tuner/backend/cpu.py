@@ -16,31 +16,26 @@ from kt.spaces.workload import Gemm, Workload, parse
 
 from .buffers import ALIGN, Guarded, RotatingSets
 from .check import Checker, Verified
+from .interleave import Spoilt, interleave
 from .load import LoadedKernel, Refused, loaded
 from .probe import cold_evidence, measure_bound
 from .reference import load_dataset, make_dataset
 from .serve import report
 from .timing import (
     CUT_RATIO,
+    SLOW_US,
     KernelLauncher,
     Launcher,
     LaunchFailed,
-    Order,
     Samples,
-    group_size,
     native,
     sample,
-    warm,
-)  # fmt: skip
+)
 from .vendor import SETTLE_SECONDS, NumpyLauncher, serves
 
 MEMORY_SHARE = 0.8
 """Share of the target's memory that a runner may use."""
 _SETS_SHARE = 0.25
-_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10, 3, 200
-_PATIENCE = 10.0
-# Longer launches are not repeated just to warm up, or to look again.
-_SLOW_US = 100_000.0
 
 
 @dataclass(frozen=True)
@@ -125,7 +120,7 @@ class CpuRunner:
                 launcher = self._launcher(kernel, held, workspace)
                 timed = _timed(launcher, seconds, incumbent_us)
                 outcome: Outcome = self._judged(held.workload, timed, incumbent_us, error)
-                if not timed.cut and timed.median_us < _SLOW_US:
+                if not timed.cut and timed.median_us < SLOW_US:
                     _check_again(held.checker, kernel, workspace)
         except Refused as refused:
             outcome = refused.failure
@@ -166,7 +161,10 @@ class CpuRunner:
             launchers += [self._launcher(kernel, held, space) for kernel in kernels]
             if vendor:
                 launchers.append(self._numpy(held))
-            return _interleave(launchers, seconds)
+            try:
+                return Compared(interleave(launchers, seconds))
+            except Spoilt as spoilt:
+                return Compared((), spoilt.index, str(spoilt))
 
     def vendor(self, workload: str, directory: str, seconds: float) -> float | None:
         """NumPy's median time in µs, or None where it has no such operator."""
@@ -269,33 +267,3 @@ def _timed(launcher: Launcher, seconds: float, incumbent_us: float | None) -> Sa
         return sample(launcher, seconds, incumbent_us)
     except LaunchFailed as failed:
         raise Refused("launch_error", "run", str(failed)) from None
-
-
-def _interleave(launchers: Sequence[Launcher], seconds: float) -> Compared:
-    """Rounds of one sample each, every sample after an untimed one unless that takes long."""
-    samples: list[list[float]] = [[] for _ in launchers]
-    warmed: list[float] = []
-    begin, rounds, i = time.monotonic(), 0, 0
-    try:
-        for i, launcher in enumerate(launchers):
-            report(str(i))
-            warmed.append(warm(launcher))
-        while not _enough(rounds, time.monotonic() - begin, seconds):
-            for step in range(len(launchers)):
-                i = (rounds + step) % len(launchers)  # nobody always follows the same one
-                report(str(i))
-                launcher, one = launchers[i], Order(group_size(warmed[i]), 1, 1, budget_us=0.0)
-                if warmed[i] < _SLOW_US:
-                    launcher(one)
-                samples[i] += launcher(one)
-                if isinstance(launcher, NumpyLauncher):
-                    time.sleep(SETTLE_SECONDS)
-            rounds += 1
-    except LaunchFailed as failed:
-        return Compared((), i, f"launch_error: {failed}")
-    return Compared(tuple(tuple(round(us, 4) for us in one) for one in samples))
-
-
-def _enough(rounds: int, elapsed: float, seconds: float) -> bool:
-    fewest = _FEWEST_ROUNDS if elapsed > _PATIENCE * seconds else _ROUNDS
-    return rounds >= fewest and (elapsed >= seconds or rounds >= _MOST_ROUNDS)

@@ -18,6 +18,8 @@ CUT_RATIO = 2.0
 """A candidate whose best sample is this many times slower than the incumbent is cut."""
 CONFIRM_RATIO = 0.98
 """A median below this share of the incumbent is confirmed by a second group of samples."""
+SLOW_US = 100_000.0
+"""Longer launches are not repeated just to warm up or to look again."""
 SPREAD = 0.01
 """Sampling stops when the median is known to this relative half-width (95 %)."""
 _FEWEST, _MOST, _CHUNK = 3, 200, 5

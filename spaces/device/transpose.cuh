@@ -1,0 +1,45 @@
+// Copies a tile whose rows are contiguous along k into shared memory with m (or n) inside: one cp.async an element.
+#ifndef KT_TRANSPOSE_CUH
+#define KT_TRANSPOSE_CUH
+
+#include "ptx.cuh"
+
+// One thread's share of a tile of ROWS x DEPTH elements. Eight lanes take neighbours along k, one 32-byte sector or two;
+// with rows of shared memory one chunk longer than a multiple of 128 bytes, the 32 lanes then write to different banks.
+template <int ROWS, int DEPTH, int STRIDE, i64 LD_BYTES, int THREADS, bool CHECK_ROWS, bool CHECK_K, int HINT>
+struct kt_transposing_copy {
+    static constexpr int ALONG = 8, ACROSS = THREADS / ALONG, PIECES = ROWS * DEPTH, COUNT = kt_ceil_div(PIECES, THREADS);
+    static constexpr bool REGULAR = ROWS % ACROSS == 0;
+    static constexpr int TURNS = REGULAR ? ROWS / ACROSS : 1; // to cover all rows
+    static_assert(ELEMENT_BYTES >= 4 && DEPTH % ALONG == 0, "cp.async moves at least 4 bytes");
+
+    const u8 *origin;
+    u64 policy;
+
+    KT_DEVICE kt_transposing_copy(const void *tile) : origin((const u8 *)tile), policy(kt_cache_policy<HINT>()) {
+        if (REGULAR) origin += row(0) * LD_BYTES + k(0) * ELEMENT_BYTES;
+    }
+    KT_DEVICE u32 row(int i) const {
+        return REGULAR ? threadIdx.x / ALONG + i % TURNS * ACROSS : (threadIdx.x + i * THREADS) / ALONG % ROWS;
+    }
+    KT_DEVICE u32 k(int i) const {
+        return threadIdx.x % ALONG + (REGULAR ? (u32)(i / TURNS) : (threadIdx.x + i * THREADS) / (ALONG * ROWS)) * ALONG;
+    }
+    KT_DEVICE const u8 *from(int i) const {
+        if (REGULAR) return origin + (i % TURNS * ACROSS * LD_BYTES + i / TURNS * ALONG * ELEMENT_BYTES);
+        return origin + (row(i) * LD_BYTES + k(i) * ELEMENT_BYTES);
+    }
+    KT_DEVICE void advance() { origin += DEPTH * ELEMENT_BYTES; }
+
+    // Elements outside `rows_left` and `k_left` of the tile become zeros.
+    KT_DEVICE void copy(u32 to, int rows_left, int k_left) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            if (PIECES % THREADS && i == COUNT - 1 && threadIdx.x + i * THREADS >= PIECES) continue;
+            const bool inside = (!CHECK_ROWS || (int)row(i) < rows_left) && (!CHECK_K || (int)k(i) < k_left);
+            kt_copy_async<ELEMENT_BYTES, HINT>(to + k(i) * STRIDE + row(i) * ELEMENT_BYTES, from(i), inside ? ELEMENT_BYTES : 0, policy);
+        }
+    }
+};
+
+#endif

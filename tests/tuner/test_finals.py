@@ -1,0 +1,140 @@
+"""Finalists: who is re-measured, who wins, when a difference is a tie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from fake_runs import GEMM, read_run, tuned
+from fakes import AnalyticMeasurer, analytic_us
+
+from kt.logs.query import Run, best_of
+from kt.logs.record import Failure, FinalEntry, FinalRecord, Timing
+from kt.spaces.theta import Theta
+from kt.spaces.workload import Workload
+from kt.tuner.measure import Candidate
+from kt.tuner.tune import Result
+
+pytestmark = pytest.mark.usefixtures("fake_families")
+
+
+class Deciding(AnalyticMeasurer):
+    """Finals by a given function of θ: samples, or the text of a failure."""
+
+    def __init__(self, final: Callable[[Theta], tuple[float, ...] | str], **more: Any) -> None:
+        super().__init__(**more)
+        self.final = final
+
+    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
+        self.asked = [candidate.trial for candidate in candidates]
+        found = [(c.trial, self.final(c.kernel.theta)) for c in candidates]
+        return [
+            FinalEntry(n, (), 0.0, got) if isinstance(got, str) else FinalEntry(n, got, median(got))
+            for n, got in found
+        ]
+
+
+def decided(log: Path, measurer: AnalyticMeasurer, **more: Any) -> tuple[Result, Run, FinalRecord]:
+    settings: dict[str, Any] = {"strategy": "random", "trials": 48, "finalists": 4}
+    result = tuned(log, measurer=measurer, **settings | more)
+    run = read_run(log)
+    return result, run, run.finals[GEMM]
+
+
+def times(run: Run) -> list[tuple[float, int]]:
+    return sorted(
+        (t.outcome.median_us, n) for n, t in run.trials.items() if isinstance(t.outcome, Timing)
+    )
+
+
+def test_the_default_and_the_fastest_are_measured_again(tmp_path: Path) -> None:
+    measurer = Deciding(lambda theta: (analytic_us(theta),) * 3)
+    result, run, final = decided(tmp_path / "a.jsonl", measurer)
+    assert measurer.asked == [number for _, number in times(run)[:4]] + [0]
+    assert final.best == result.best[GEMM] == times(run)[0][1] and final.default == 0
+    best = best_of(run, GEMM)
+    assert best is not None and best.final == final and best.trial.trial == final.best
+
+
+def test_a_default_that_is_among_the_fastest_is_asked_once(tmp_path: Path) -> None:
+    flat = AnalyticMeasurer(lambda theta: Timing((5.0,), 5.0))
+    _, run, final = decided(tmp_path / "a.jsonl", flat)
+    asked = [entry.trial for entry in final.entries]
+    assert asked == [0, 1, 2, 3] and len(run.trials) == 48
+    assert final.best == 0  # all tie: the default's own knobs are the simplest
+
+
+def test_the_finals_times_decide_and_not_the_searchs(tmp_path: Path) -> None:
+    slower: dict[str, float] = {}
+
+    def final(theta: Theta) -> tuple[float, ...]:
+        return (slower.setdefault(theta.key(), 200.0 - 10 * len(slower)),) * 5
+
+    _, _, record = decided(tmp_path / "a.jsonl", Deciding(final), finalists=3)
+    assert record.best == record.entries[-1].trial  # the last asked was the fastest
+
+
+def test_a_finalist_that_fails_is_out(tmp_path: Path) -> None:
+    fastest: list[str] = []
+
+    def final(theta: Theta) -> tuple[float, ...] | str:
+        fastest.append(theta.key())
+        return "wrong_result on seed 2" if len(fastest) == 1 else (analytic_us(theta),) * 3
+
+    result, run, record = decided(tmp_path / "a.jsonl", Deciding(final))
+    assert record.entries[0].failure and record.best == record.entries[1].trial
+    assert result.best[GEMM] == record.best
+    best = best_of(run, GEMM)
+    assert best is not None and best.trial.trial == record.best
+
+
+def test_when_all_finalists_fail_there_is_no_winner(tmp_path: Path) -> None:
+    result, run, record = decided(tmp_path / "a.jsonl", Deciding(lambda theta: "wrong"))
+    assert record.best == result.best[GEMM] == -1
+    best = best_of(run, GEMM)
+    disqualified = {entry.trial for entry in record.entries}
+    assert best is not None and best.trial.trial not in disqualified
+
+
+@pytest.mark.parametrize(("spread", "tie"), [(0.0, 0.005), (0.001, 0.005), (0.1, 0.1)])
+def test_times_inside_the_noise_tie_and_the_simplest_theta_wins(
+    spread: float, tie: float, tmp_path: Path
+) -> None:
+    def final(theta: Theta) -> tuple[float, ...]:
+        default = theta.tile == {"bm": 8, "bn": 8, "bk": 8}
+        middle = 100.0 + 0.4 * (default and theta.unroll["ku"] == 1)
+        return tuple(middle * (1 + spread * step) for step in (-2, -1, 0, 1, 2))
+
+    _, run, record = decided(tmp_path / "a.jsonl", Deciding(final))
+    assert record.noise == pytest.approx(tie, rel=0.7) and record.noise >= 0.005
+    base = run.trials[0].theta.flat().items()
+    simple = {e.trial: len(run.trials[e.trial].theta.flat().items() - base) for e in record.entries}
+    assert record.best == 0 and simple[0] == 0  # 0.4 % slower: inside the least noise
+
+
+def test_a_difference_beyond_the_noise_is_no_tie(tmp_path: Path) -> None:
+    def final(theta: Theta) -> tuple[float, ...]:
+        return (100.0 if theta.tile != {"bm": 8, "bn": 8, "bk": 8} else 101.0,) * 5
+
+    _, _, record = decided(tmp_path / "a.jsonl", Deciding(final))
+    assert record.noise == 0.005 and record.best != 0
+
+
+def test_without_any_time_there_is_no_final(tmp_path: Path) -> None:
+    failed = AnalyticMeasurer(lambda theta: Failure("crash", "run", ""))
+    result = tuned(tmp_path / "a.jsonl", measurer=failed, trials=16, strategy="random")
+    assert result.best == {GEMM: -1} and read_run(tmp_path / "a.jsonl").finals == {}
+
+
+def test_a_censored_time_is_no_finalist(tmp_path: Path) -> None:
+    def outcome(theta: Theta) -> Timing:
+        us = analytic_us(theta)
+        return Timing((us,), us, censored=us > 180, bound_us=180.0 if us > 180 else 0.0)
+
+    _, run, record = decided(tmp_path / "a.jsonl", AnalyticMeasurer(outcome), finalists=40)
+    outcomes = [run.trials[entry.trial].outcome for entry in record.entries]
+    assert outcomes and not any(o.censored for o in outcomes if isinstance(o, Timing))
+    assert record.default == -1  # the default was cut: it has no time of its own
