@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from .model import Matrix, Model, Vector
+from .model import Matrix, Model, Vector, wait_passively
 
 TOP = 4
 """How many of a batch's best count for `top_recall`."""
@@ -45,6 +45,7 @@ def cross_validated(
     make: Callable[[], Model], features: Matrix, scores: Vector, groups: NDArray[np.int64]
 ) -> float | None:
     """Mean rank correlation on held-out data: whole groups when there are three or more."""
+    wait_passively()
     from sklearn.model_selection import GroupKFold, KFold
 
     if len(scores) < 10:

@@ -13,6 +13,14 @@ Matrix = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
 
+def wait_passively() -> None:
+    """To be called before a library with OpenMP is imported: the first one sets it for all.
+
+    Spinning workers would take the cores from the kernels under measurement, and from each other.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 class Model(Protocol):
     """Fit once, predict often. Deterministic for given data, seed and thread count."""
 
@@ -34,8 +42,7 @@ class BoostedTrees:
     }  # fmt: skip
 
     def __init__(self, seed: int, threads: int) -> None:
-        # Spinning OpenMP workers would take the cores from the kernels under measurement.
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        wait_passively()
         import xgboost
 
         self._xgboost = xgboost
@@ -60,6 +67,7 @@ class Forest:
     ABSENT = -1.0
 
     def __init__(self, seed: int, threads: int) -> None:
+        wait_passively()
         from sklearn.ensemble import RandomForestRegressor
 
         del threads  # one thread: starting workers costs more than these small forests do

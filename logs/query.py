@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,12 @@ class Best:
     us: float
     default_us: float | None
     final: FinalRecord | None
+
+    @property
+    def vendor_us(self) -> float | None:
+        """The vendor library's time in the final's rounds."""
+        samples = self.final.vendor_us if self.final else ()
+        return statistics.median(samples) if samples else None
 
 
 def best_of(run: Run, workload: str) -> Best | None:

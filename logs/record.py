@@ -204,6 +204,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     best: int
     default: int
     noise: float  # relative half-width inside which times are ties
+    vendor_us: tuple[float, ...] = ()  # samples of the vendor library in the same rounds
     time: str
 
 

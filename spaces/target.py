@@ -113,7 +113,7 @@ FALLBACK_CLOCK_MHZ = 6000
 FMA_PIPES = 2
 # No CPU socket moves more than this (12 channels of DDR5, or HBM); bounds what is plausible.
 CPU_BANDWIDTH_LIMIT = 1e12
-_SIMD: Mapping[str, tuple[int, int]] = {  # arch: (vector bytes, registers)
+SIMD: Mapping[str, tuple[int, int]] = {  # arch: (vector bytes, registers)
     "avx512": (64, 32), "avx2": (32, 16), "sse2": (16, 16), "neon": (16, 32), "generic": (16, 16),
 }  # fmt: skip
 
@@ -136,7 +136,7 @@ def detect_cpu() -> Target:
     """This machine's CPU as the process may use it (affinity and cgroup quota respected)."""
     info = _cpuinfo()
     arch = _simd_arch(set(info.get("flags", info.get("Features", "")).split()))
-    simd_bytes, registers = _SIMD[arch]
+    simd_bytes, registers = SIMD[arch]
     cores, clock = usable_cores(), _max_clock_mhz()
     caches = _cache_bytes()
     lanes = {"fp32": simd_bytes // 4, "fp64": simd_bytes // 8}

@@ -88,6 +88,8 @@ def run(kernel: Kernel, inputs: Sequence[Array], output: Array, directory: Path)
         assert space.array[-1] == 0xFF, "wrote past the workspace"
         assert not space.array[: kernel.zeroed_bytes].any(), "the workspace was not left zero"
         for mine, given in zip(held, inputs, strict=True):
-            assert np.array_equal(mine.array.view(np.uint8), np.ascontiguousarray(given).view(np.uint8))
+            assert np.array_equal(
+                mine.array.view(np.uint8), np.ascontiguousarray(given).view(np.uint8)
+            )
         results.append(out.array.copy())
     return results

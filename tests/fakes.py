@@ -16,7 +16,7 @@ from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
 from kt.spaces.theta import Theta, Value
 from kt.spaces.workload import Workload
-from kt.tuner.measure import Candidate, FrozenBatch, Measured
+from kt.tuner.measure import VENDOR, Candidate, FrozenBatch, Measured
 
 
 class FakeFamily(Family):
@@ -93,7 +93,7 @@ class AnalyticMeasurer:
         self.outcome, self.seconds, self.die_after = outcome, seconds, die_after
         self._rng = np.random.default_rng(shuffle) if shuffle else None
         self.measured: list[int] = []
-        self.known: dict[str, int] = {}
+        self.known: dict[tuple[str, str], int] = {}
 
     def prepare(self, workloads: Sequence[Workload]) -> None:
         self.workloads = tuple(workloads)
@@ -107,8 +107,8 @@ class AnalyticMeasurer:
     def environment(self) -> dict[str, str | int | float | bool]:
         return {"device": "fake"}
 
-    def know(self, binary: str, trial: int) -> None:
-        self.known[binary] = trial
+    def know(self, workload: str, binary: str, trial: int) -> None:
+        self.known[workload, binary] = trial
 
     def start(self, batch: FrozenBatch) -> None:
         pass
@@ -129,7 +129,7 @@ class AnalyticMeasurer:
 
     def _first(self, candidate: Candidate) -> int:
         binary = hashlib.sha256(candidate.kernel.source.encode()).hexdigest()
-        return self.known.setdefault(binary, candidate.trial)
+        return self.known.setdefault((str(candidate.kernel.workload), binary), candidate.trial)
 
     def _measured(self, candidate: Candidate, first: int) -> Measured:
         self.measured.append(candidate.trial)
@@ -147,7 +147,7 @@ class AnalyticMeasurer:
                 entries.append(FinalEntry(candidate.trial, outcome.us, outcome.median_us))
             else:
                 entries.append(FinalEntry(candidate.trial, (), 0.0, outcome.message))
-        return entries
+        return [*entries, FinalEntry(VENDOR, (148.0, 152.0, 150.0), 150.0)]
 
     def close(self) -> None:
         pass

@@ -106,10 +106,25 @@ def reference(w: Gemm, stored: Sequence[Array]) -> Reference:
             case "relu":
                 x = np.maximum(x, 0)
             case "gelu":
-                x, off = x * 0.5 * (1 + erf(x / math.sqrt(2))), 1.13 * off + 2e-6 * np.abs(x) * (w.dtype != "fp64")
+                x, off = (
+                    x * 0.5 * (1 + erf(x / math.sqrt(2))),
+                    1.13 * off + 2e-6 * np.abs(x) * (w.dtype != "fp64"),
+                )
             case _:
                 x, off = x / (1 + np.exp(-x)), 1.1 * off + 2e-6 * np.abs(x) * (w.dtype != "fp64")
         off = off + (_SUM_ROUNDING[w.dtype] if w.dtype != "tf32" else 2**-19) * np.abs(x)
     allowed = _OUTPUT_ROUNDING[w.out_dtype] * np.abs(x) + off
     floor = {"int32": 0.5 if w.epilogue else 0.0, "fp16": 2**-24, "bf16": 1e-30}
     return Reference(x, allowed + floor.get(w.out_dtype, 0.0))
+
+
+def draw_thin(
+    rng: np.random.Generator, dtypes: Sequence[str], extents: Sequence[int] = EDGES
+) -> Gemm:
+    """Like `draw`, with M or N of at most 16."""
+    w = draw(rng, dtypes, extents)
+    tiny = int(rng.integers(1, 17))
+    k = int(rng.choice([w.k, 3 * w.k + 1, 8 * w.k]))
+    m, n = (tiny, w.n) if rng.random() < 0.6 else (w.m, tiny)
+    return Gemm(dtype=w.dtype, acc=w.acc, m=m, n=n, k=k, batch=w.batch, layout=w.layout,
+                epilogue=w.epilogue)  # fmt: skip

@@ -16,7 +16,7 @@ from kt.spaces.errors import LogError, SettingsError, TargetError
 from kt.spaces.families import space_of
 from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
-from kt.spaces.target import _SIMD, Target, detect_cpu
+from kt.spaces.target import SIMD, Target, detect_cpu
 from kt.spaces.workload import Workload, parse
 
 from .emit import c_text, is_ours, json_text
@@ -130,7 +130,7 @@ def _sane(target: Target) -> Target:
         and 0 <= target.l3_bytes <= 2**36
     )
     if target.kind == "cpu":
-        sane &= _SIMD.get(target.arch) == (target.simd_bytes, target.vector_registers)
+        sane &= SIMD.get(target.arch) == (target.simd_bytes, target.vector_registers)
     if not sane:
         raise LogError(f"there is no such device as the log describes: {device_text(target)}")
     return target

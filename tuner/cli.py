@@ -176,6 +176,25 @@ def show(**options: Any) -> int:
 
 
 @cli.command()
+@LOG
+@workload_argument
+@workload_options(hidden=True)
+@click.option("--strategy", metavar="NAME", help="Search the recorded points with this instead.")
+@click.option("--budget", type=click.IntRange(1), help="Trials of it. [default: half the points]")
+@click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True)
+@RUN
+@AS_JSON
+def replay(**options: Any) -> int:
+    """Check offline that LOG's proposals are reproduced, or re-run a strategy on its outcomes.
+
+    Exit code 0: identical; 1: different under the same versions; 2: other versions.
+    """
+    from .offline import replay_command
+
+    return replay_command(**options)
+
+
+@cli.command()
 @workload_argument
 @workload_options()
 @click.option(

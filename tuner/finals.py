@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kt.logs.record import FinalEntry, FinalRecord
 
-from .measure import Candidate, Measurer
+from .measure import VENDOR, Candidate, Measurer
 from .session import Session, now
 
 LEAST_NOISE = 0.005
@@ -21,12 +21,14 @@ def hold_finals(session: Session, measurer: Measurer, which: int) -> FinalRecord
         return None
     space = session.spaces[which]
     candidates = [Candidate(trial, space.kernel(point)) for trial, point in finalists]
-    entries = measurer.finals(session.workloads[which], candidates)
+    timed = measurer.finals(session.workloads[which], candidates)
+    entries = [entry for entry in timed if entry.trial != VENDOR]
+    vendor_us = next((entry.us for entry in timed if entry.trial == VENDOR), ())
     noise = _noise(entries)
     record = FinalRecord(
         run=session.header.run, workload=session.header.workloads[which], entries=tuple(entries),
         best=_winner(session, which, dict(finalists), entries, noise),
-        default=session.default_trial(which), noise=noise, time=now(),
+        default=session.default_trial(which), noise=noise, vendor_us=vendor_us, time=now(),
     )  # fmt: skip
     session.journal.append(record, durable=True)
     return record

@@ -24,6 +24,10 @@ class Candidate:
     alone: bool = False
 
 
+VENDOR = -1
+"""The "trial" of the vendor library among the entries of a final."""
+
+
 @dataclass(frozen=True)
 class FrozenBatch:
     """A logged batch. `incumbent_us` is the best time its proposals knew (early cuts use it)."""
@@ -61,8 +65,8 @@ class Measurer(Protocol):
     def environment(self) -> dict[str, str | int | float | bool]:
         """Device, driver, toolchain, clocks and throttle state, for the header."""
 
-    def know(self, binary: str, trial: int) -> None:
-        """Records that `trial` of an earlier session had this binary."""
+    def know(self, workload: str, binary: str, trial: int) -> None:
+        """Records that `trial` of an earlier session had this binary for this workload."""
 
     def start(self, batch: FrozenBatch) -> None:
         """Begins building a batch; returns at once."""
@@ -74,7 +78,10 @@ class Measurer(Protocol):
         """
 
     def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
-        """Verifies on other seeds and repeatedly, then times interleaved with each other."""
+        """Verifies on other seeds and repeatedly, then times interleaved with each other.
+
+        An entry for each candidate; one more, with trial VENDOR, where there is a vendor library.
+        """
 
     def close(self) -> None:
         """Ends every process this object started."""

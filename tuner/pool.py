@@ -21,11 +21,11 @@ from .backend.cpu import Compared
 from .backend.environment import Facts, current_clock_mhz, describe
 from .backend.host import CpuHost
 from .backend.session import Session
-from .measure import Candidate, FrozenBatch, Measured
+from .measure import VENDOR, Candidate, FrozenBatch, Measured
 
 _NATIVE_SECONDS = 60.0
 _VERIFY_SEEDS = 2
-_FINAL_SECONDS = 1.0
+_FINAL_SECONDS = 1.5
 
 
 class LocalMeasurer:
@@ -47,7 +47,7 @@ class LocalMeasurer:
         if target.kind != "cpu":
             raise TargetError(f"target '{target.name}' cannot be measured here: only the CPU can")
         self._target, self._settings, self._seed = target, settings, seed
-        self._known: dict[str, int] = {}
+        self._known: dict[tuple[str, str], int] = {}  # (workload, binary): its first trial
         self._builds: dict[int, Future[Binary | Failure]] = {}
         self._session = Session()
         self._builders = BuilderPool(self._session.path, builders, note)
@@ -98,9 +98,9 @@ class LocalMeasurer:
         compiled_by = compiler.identity(self._target.arch).replace("\n", " ")
         return describe(self._target, compiled_by) | self._host.evidence()
 
-    def know(self, binary: str, trial: int) -> None:
+    def know(self, workload: str, binary: str, trial: int) -> None:
         """Records that `trial` of an earlier session had this binary."""
-        self._known.setdefault(binary, trial)
+        self._known.setdefault((workload, binary), trial)
 
     # -- batches ----------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class LocalMeasurer:
         built = {c.trial: self._builds.pop(c.trial).result() for c in batch.candidates}
         for trial, binary in built.items():
             if isinstance(binary, Binary):
-                self._known.setdefault(binary.facts.binary, trial)
+                self._known.setdefault((str(batch.workload), binary.facts.binary), trial)
         for candidate in sorted(batch.candidates, key=lambda c: c.alone):
             measured = self._measured(candidate, built[candidate.trial], batch, deadline)
             if measured is None:
@@ -148,7 +148,7 @@ class LocalMeasurer:
         if isinstance(binary, Failure):
             return Measured(trial, binary, None, Seconds())
         seconds = Seconds(build=round(binary.seconds, 4))
-        first = self._known[binary.facts.binary]
+        first = self._known[str(batch.workload), binary.facts.binary]
         if first != trial:
             return Measured(trial, None, binary.facts, seconds, duplicate_of=first)
         data = self._host.dataset(batch.workload, self._seed)
@@ -178,14 +178,17 @@ class LocalMeasurer:
         failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
         times: dict[int, tuple[float, ...]] = {}
         while not times and (sound := [trial for trial in binaries if trial not in failures]):
-            compared = self.compare_binaries(workload, [binaries[trial] for trial in sound])
+            compared = self.compare_binaries(
+                workload, [binaries[trial] for trial in sound], vendor=True
+            )
             if compared.failure:
                 failures[sound[compared.failed]] = compared.failure
             else:
-                times = dict(zip(sound, compared.us, strict=True))
+                times = dict(zip([*sound, VENDOR], compared.us, strict=False))
+        order = [candidate.trial for candidate in candidates] + [VENDOR] * (VENDOR in times)
         return [
             FinalEntry(trial, us, statistics.median(us or (0.0,)), failures.get(trial, ""))
-            for trial, us in ((c.trial, times.get(c.trial, ())) for c in candidates)
+            for trial, us in ((trial, times.get(trial, ())) for trial in order)
         ]
 
     def build_source(self, source: str, language: str = "c") -> Binary | Failure:

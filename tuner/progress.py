@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Lane:
         times = {entry.trial: entry.median_us for entry in final.entries if not entry.failure}
         self.final = final
         self.best_us, self.default_us = times.get(final.best), times.get(final.default)
+        if final.vendor_us:
+            self.vendor_us = statistics.median(final.vendor_us)
 
 
 @dataclass(frozen=True)

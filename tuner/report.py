@@ -125,7 +125,8 @@ def _row(runs: Sequence[Run], text: str) -> Row:
 def _replaced(row: Row, workload: Workload, run: Run, best: Best | None) -> Row:
     return Row(
         row.workload, row.target, row.trials, row.failures, workload.flops, best, run.header.run,
-        bound_of(run, workload), run.header.vendor_us.get(row.workload),
+        bound_of(run, workload),
+        (best.vendor_us if best else None) or run.header.vendor_us.get(row.workload),
     )  # fmt: skip
 
 

@@ -292,11 +292,11 @@ class Session:
         self._suspects.discard(entry.trial)
         self._finish(record)
 
-    def finished_binaries(self) -> Iterable[tuple[str, int]]:
-        """(binary, trial) of logged trials, so that their equals are not measured again."""
+    def finished_binaries(self) -> Iterable[tuple[str, str, int]]:
+        """(workload, binary, trial) of logged trials: their equals are not measured again."""
         for record in self._finished.values():
             if record.build and record.build.binary and record.duplicate_of is None:
-                yield record.build.binary, record.trial
+                yield record.workload, record.build.binary, record.trial
 
     @property
     def replaying(self) -> bool:

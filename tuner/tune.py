@@ -119,8 +119,8 @@ def tune(
         if place.run:
             session = Session(place.run.header, settings, journal)
             session.resume(place.run)
-            for binary, trial in session.finished_binaries():
-                measurer.know(binary, trial)
+            for workload, binary, trial in session.finished_binaries():
+                measurer.know(workload, binary, trial)
         else:
             header = _header(workloads, target, settings, seed, place.earlier, measurer)
             journal.append(header, durable=True)

@@ -7,8 +7,6 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from kt.costmodel import features
-
 _ROOT = Path(__file__).resolve().parent.parent
 _SEARCH_SOURCES = (
     "tuner/anneal.py", "tuner/search.py", "tuner/state.py", "tuner/strategy.py",
@@ -35,6 +33,8 @@ def search_digest() -> str:
 
 def versions() -> dict[str, str]:
     """What a replay must share with the run to promise identical proposals."""
+    from kt.costmodel import features
+
     found = {name: metadata.version(name) for name in ("numpy", "xgboost", "scikit-learn")}
     return {
         "kt": kt_version(), "search": search_digest(), "features": str(features.VERSION),

@@ -254,15 +254,20 @@ class GemmCpu(Family):
         size, width = DTYPE_BYTES[w.dtype], lanes(w, target)
         busy = nearest("threads", w.flops // _WAKING_FLOPS)
         grid = _grid_for(w, target, busy)
-        nv = nearest("nv", 2)
-        kc = nearest("kc", 2048 // size)
-        mr = _rows_with_least_waste(w.m, nv, knobs["mr"].choices, target)
+        m, n = _ceil(w.m, grid["m"]), _ceil(w.n, grid["n"])
+        mr, nv = _micro_tile(m, n, width, knobs, target)
+        kc = nearest("kc", 4096 // size)
+        # Packing pays when a panel is used often and the operands do not sit in L2 anyway.
+        fits = (m + n) * _ceil(w.k, grid["k"]) * size <= target.l2_bytes
+        leave_a = w.layout[0] == "n" and (fits or n <= 2 * nv * width)
+        leave_b = w.layout[1] == "n" and (fits or m <= 2 * mr) and nv * width <= w.n
         return {
             "mr": mr, "nv": nv, "kc": kc,
             "mc": nearest("mc", target.l2_bytes // 2 // (kc * size)),
             "nc": nearest("nc", max(nv * width, target.l3_bytes // 8 // (kc * size))),
-            "short_tiles": True, "pack_a": "panel", "pack_b": "panel",
-            "prefetch_c": True, "prefetch_source": False, "outer": "n", "inner": "n", "k": 2,
+            "pack_a": "none" if leave_a else "panel", "pack_b": "none" if leave_b else "panel",
+            "short_tiles": True, "prefetch_c": True, "prefetch_source": False,
+            "outer": "n", "inner": "n", "k": 2,
             "threads": math.prod(grid.values()),
             **{f"grid_{axis}": parts for axis, parts in grid.items()},
             "schedule": "static", "spin": 2000,
@@ -325,8 +330,23 @@ def _regions(v: Mapping[str, Any]) -> int:
     return int(v["grid_m"] * v["grid_n"] * v["grid_k"] * v["grid_batch"])
 
 
-def _rows_with_least_waste(m: int, nv: int, choices: Sequence[Value], target: Target) -> int:
-    """The tile height, of those that nearly fill the registers, that pads `m` least."""
-    rows = [int(r) for r in choices if _registers(int(r), nv) <= target.vector_registers]
-    tall = [r for r in rows if 4 * r >= 3 * rows[-1]]
-    return min(tall, key=lambda r: (_ceil(m, r) * r, -r))
+def _micro_tile(
+    m: int, n: int, width: int, knobs: Mapping[str, Knob], target: Target
+) -> tuple[int, int]:
+    """Rows and vectors that pad an m x n region least and, of those, load least for each sum."""
+    sizes = [
+        (int(mr), int(nv))
+        for mr in knobs["mr"].choices
+        for nv in knobs["nv"].choices
+        if _registers(int(mr), int(nv)) <= target.vector_registers
+    ]
+    most = max(mr * nv for mr, nv in sizes)
+    full = [(mr, nv) for mr, nv in sizes if 3 * mr * nv >= 2 * most]
+
+    def cost(tile: tuple[int, int]) -> tuple[float, float]:
+        mr, nv = tile
+        tiles, columns = _ceil(m, mr), _ceil(n, nv * width) * nv * width
+        rows = m if m >= tiles * (mr - 1) else tiles * mr
+        return round(rows * columns / (m * n), 2), (mr + nv) / (mr * nv)
+
+    return min(full, key=cost)

@@ -107,6 +107,12 @@ def rule(name: str, ok: Callable[[Columns], Any], why: str | Callable[[Any], str
     return Rule(name, lambda v: np.asarray(ok(v), dtype=bool), text)
 
 
+def is_legal(rules: Sequence[Rule], values: Mapping[str, Any]) -> bool:
+    """Whether the values of one θ break no rule."""
+    columns = {name: np.array([value]) for name, value in values.items()}
+    return all(bool(r.ok(columns)[0]) for r in rules)
+
+
 # -- split-K --------------------------------------------------------------------------------
 
 
@@ -209,7 +215,9 @@ def raster_knobs(m_blocks: int, n_blocks: int) -> list[Knob]:
     ]
 
 
-def raster_rules(m_blocks: Callable[[Columns], Any], n_blocks: Callable[[Columns], Any]) -> list[Rule]:
+def raster_rules(
+    m_blocks: Callable[[Columns], Any], n_blocks: Callable[[Columns], Any]
+) -> list[Rule]:
     """Only orders that differ."""
 
     def across(v: Any) -> Any:
@@ -223,8 +231,10 @@ def raster_rules(m_blocks: Callable[[Columns], Any], n_blocks: Callable[[Columns
         ),
         rule(
             "raster-line",
-            lambda v: (np.minimum(m_blocks(v), n_blocks(v)) > 1)
-            | ((v["raster"] == "m") & (v["group"] == 1)),
+            lambda v: (
+                (np.minimum(m_blocks(v), n_blocks(v)) > 1)
+                | ((v["raster"] == "m") & (v["group"] == 1))
+            ),
             "the tiles are one line, which has one order",
         ),
     ]
@@ -295,6 +305,10 @@ def residency_rules(
 def occupancy(target: Target, threads: Any, shared: Any, registers: Any) -> Ints:
     """CTAs that one SM holds."""
     by_shared = target.shared_bytes_sm // (shared + CTA_SHARED_BYTES)
-    by_registers = target.registers_sm // (round_up(np.minimum(registers, MAX_REGISTERS), 8) * threads)
-    found: Ints = np.clip(np.minimum(np.minimum(by_shared, by_registers), target.threads_sm // threads), 1, 32)
+    by_registers = target.registers_sm // (
+        round_up(np.minimum(registers, MAX_REGISTERS), 8) * threads
+    )
+    found: Ints = np.clip(
+        np.minimum(np.minimum(by_shared, by_registers), target.threads_sm // threads), 1, 32
+    )
     return found

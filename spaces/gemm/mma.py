@@ -180,10 +180,14 @@ class _Plan:
     @cached_property
     def registers(self) -> Any:
         """Estimate from above of what the compiler needs to keep everything in registers."""
-        rows = ceil_div(self.bm // self.v["warps_m"], 16) + ceil_div(self.bn // self.v["warps_n"], 16)
+        rows = ceil_div(self.bm // self.v["warps_m"], 16) + ceil_div(
+            self.bn // self.v["warps_n"], 16
+        )
         held = self._held(self.a, "copy_a", self.bm) + self._held(self.b, "copy_b", self.bn)
         hints = sum(2 * (np.asarray(self.v[h]) != "none") for h in ("hint_a", "hint_b"))
-        return self.accumulators + 4 * rows * self.v["fragments"] + held + hints + _ADDRESS_REGISTERS
+        return (
+            self.accumulators + 4 * rows * self.v["fragments"] + held + hints + _ADDRESS_REGISTERS
+        )
 
     def _held(self, operand: _Operand, copy: str, rows: Any) -> Any:
         """Registers of vectors on their way into shared memory, and of addresses."""
@@ -284,7 +288,9 @@ class GemmMma(Family):
             ),
             rule(
                 "warp-tile",
-                lambda v: (v["bm"] % (16 * v["warps_m"]) == 0) & (v["bn"] % (8 * v["warps_n"]) == 0),
+                lambda v: (
+                    (v["bm"] % (16 * v["warps_m"]) == 0) & (v["bn"] % (8 * v["warps_n"]) == 0)
+                ),
                 lambda v: (
                     f"{v['warps_m']} x {v['warps_n']} warps do not divide {v['bm']} x {v['bn']} "
                     "into tiles of 16 x 8"
@@ -302,9 +308,11 @@ class GemmMma(Family):
             ),
             rule(
                 "stagger",
-                lambda v: ~v["stagger"] | (plan(v).steps >= 2)
-                if isinstance(v["stagger"], np.ndarray)
-                else not v["stagger"] or plan(v).steps >= 2,
+                lambda v: (
+                    ~v["stagger"] | (plan(v).steps >= 2)
+                    if isinstance(v["stagger"], np.ndarray)
+                    else not v["stagger"] or plan(v).steps >= 2
+                ),
                 "one step along k has no middle for the copies of B",
             ),
             rule(

@@ -73,7 +73,7 @@ static_assert(WORKSPACE_BYTES == KT_EXPECT_WORKSPACE_BYTES && Splits::ZEROED == 
 // One operand's tiles, with the same calls whether k is inside or outside in memory.
 template <int ROWS, int EXTENT, i64 LD, bool K_MAJOR> struct kt_operand_copy {
     static constexpr bool CHECK_ROWS = EXTENT % ROWS != 0, CHECK_K = KT_K % BK != 0;
-    static constexpr int WIDTH = kt_max(kt_alignment(LD * ELEMENT_BYTES, 16), ELEMENT_BYTES);
+    static constexpr int WIDTH = kt_alignment(LD * ELEMENT_BYTES, 16);
     using Straight = kt_tile_copy<Layout<ROWS, K_MAJOR>, BK, ROWS * ELEMENT_BYTES, LD * ELEMENT_BYTES, WIDTH, THREADS, CHECK_K, CHECK_ROWS, 0>;
     using Transposing = kt_transposing_copy<ROWS, BK, Layout<ROWS, K_MAJOR>::STRIDE, LD * ELEMENT_BYTES, THREADS, CHECK_ROWS, CHECK_K, 0>;
     template <bool, class T, class> struct choose { using type = T; };

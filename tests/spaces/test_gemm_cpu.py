@@ -228,8 +228,12 @@ def default_kernel(workload: Gemm, family: GemmCpu | GemmCpuSkinny, **changes: A
 
 
 CASES = [
-    (Gemm(m=61, n=75, k=50), GemmCpu(), {}),
-    (Gemm(m=61, n=75, k=50), GemmCpu(), {"mem__pack_a": "none", "mem__pack_b": "none"}),
+    (Gemm(m=61, n=75, k=50), GemmCpu(), {"mem__pack_a": "panel", "mem__pack_b": "panel"}),
+    (
+        Gemm(m=61, n=75, k=50),
+        GemmCpu(),
+        {"tile__nv": 2, "mem__pack_a": "none", "mem__pack_b": "none"},
+    ),
     (Gemm(m=61, n=75, k=50, layout="tt"), GemmCpu(), {}),
     (Gemm(m=61, n=75, k=600), GemmCpu(), {"map__grid_k": 2, "map__grid_n": 1}),
     (Gemm(m=3, n=300, k=129), GemmCpuSkinny(), {}),

@@ -16,7 +16,7 @@ from kt.logs.record import Failure, Settings, Timing
 from kt.spaces.errors import TargetError, ToolchainError
 from kt.spaces.target import CUDA_TARGETS, detect_cpu
 from kt.tuner.backend.build import Binary
-from kt.tuner.measure import Candidate, FrozenBatch, Measurer
+from kt.tuner.measure import VENDOR, Candidate, FrozenBatch, Measurer
 from kt.tuner.pool import LocalMeasurer
 
 WORKLOAD = gemm("gemm 48x40x64 dtype=fp32")
@@ -85,7 +85,7 @@ def test_equal_binaries_are_measured_once(fresh: LocalMeasurer) -> None:
 def test_what_an_earlier_session_measured_is_known(fresh: LocalMeasurer) -> None:
     built = fresh.build_source(source(WORKLOAD))
     assert isinstance(built, Binary)
-    fresh.know(built.facts.binary, 3)
+    fresh.know(str(WORKLOAD), built.facts.binary, 3)
     (found,) = fresh.finish(batch(RIGHT, first=50))
     assert found.duplicate_of == 3
 
@@ -131,8 +131,9 @@ def test_at_the_deadline_the_rest_is_left_out(
 def test_finals_interleave_sound_candidates(measurer: LocalMeasurer) -> None:
     bodies = (RIGHT, SLEEP.format(us=200), "return error;", RIGHT + "if (launches > 2) abort();")
     entries = measurer.finals(WORKLOAD, batch(*bodies, first=400).candidates)
-    assert [e.trial for e in entries] == [400, 401, 402, 403]
-    fast, slow, uncompiled, dying = entries
+    assert [e.trial for e in entries] == [400, 401, 402, 403, VENDOR]
+    fast, slow, uncompiled, dying, vendor = entries
+    assert len(vendor.us) == len(fast.us) and vendor.median_us > 0
     assert len(fast.us) == len(slow.us) >= 10 and fast.median_us < slow.median_us
     assert uncompiled.failure.startswith("compile_error") and not uncompiled.us
     assert dying.failure == "crash: SIGABRT"
@@ -140,7 +141,7 @@ def test_finals_interleave_sound_candidates(measurer: LocalMeasurer) -> None:
 
 def test_a_finalist_that_dies_while_compared_is_dropped(measurer: LocalMeasurer) -> None:
     bodies = (RIGHT + "if (launches > 64) _exit(5);", SLEEP.format(us=6))
-    dying, sound = measurer.finals(WORKLOAD, batch(*bodies, first=500).candidates)
+    dying, sound, _ = measurer.finals(WORKLOAD, batch(*bodies, first=500).candidates)
     assert dying.failure == "crash: exit code 5" and not sound.failure and sound.us
 
 

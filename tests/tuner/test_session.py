@@ -134,7 +134,11 @@ def test_binaries_of_the_first_session_are_known_to_the_second(tmp_path: Path) -
     cut(tmp_path / "a.jsonl", text, after_trial(text, 12))
     measurer = AnalyticMeasurer()
     tuned(tmp_path / "a.jsonl", measurer=measurer, resume=True, **WALK)
-    known = {t.build.binary: n for n, t in read_run(tmp_path / "a.jsonl").trials.items() if t.build}
+    known = {
+        (t.workload, t.build.binary): n
+        for n, t in read_run(tmp_path / "a.jsonl").trials.items()
+        if t.build
+    }
     assert measurer.known == known
 
 

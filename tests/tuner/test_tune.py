@@ -33,15 +33,12 @@ def test_a_run_is_logged_as_header_batches_trials_final_and_stop(tmp_path: Path)
     kinds = [type(record).__name__.removesuffix("Record").lower() for record in records]
     assert kinds == ["run", "batch", *["trial"] * 16, "batch", *["trial"] * 16, "final", "stop"]
     run = read_run(result.log)
-    assert [t.source for t in run.trials.values()][0] == "default"
+    assert run.trials[0].source == "default"
     for batch in run.batches:
         for entry in batch.entries:
             trial = run.trials[entry.trial]
-            assert (trial.theta, trial.source, trial.batch) == (
-                entry.knobs,
-                entry.source,
-                batch.batch,
-            )
+            assert (trial.theta, trial.source) == (entry.knobs, entry.source)
+            assert trial.batch == batch.batch
             assert trial.outcome == analytic_outcome(trial.theta)
     assert result == type(result)(
         tmp_path / "a.jsonl", run.header.run, "trials", 32, run.stop.best, result.failures,  # type: ignore[union-attr]
@@ -63,11 +60,11 @@ def test_the_header_holds_what_a_replay_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "lag"), [("kt", 0), ("kt", 1), ("anneal", 2), ("forest", 1), ("random", 0)]
+    ("strategy", "lag"), [("kt", 0), ("kt", 1), ("kt", 2), ("anneal", 2), ("random", 0)]
 )
 def test_the_order_of_completion_changes_nothing(strategy: str, lag: int, tmp_path: Path) -> None:
     found = []
-    for shuffle in (0, 1, 2):
+    for shuffle in (0, 1):
         log = tmp_path / f"{shuffle}.jsonl"
         measurer = AnalyticMeasurer(shuffle=shuffle)
         tuned(log, measurer=measurer, trials=32, batch_size=8, strategy=strategy, lag=lag)
@@ -76,7 +73,7 @@ def test_the_order_of_completion_changes_nothing(strategy: str, lag: int, tmp_pa
         if shuffle:
             assert measurer.measured != sorted(measurer.measured)
         found.append((proposals(run), [(b.predicted, b.model) for b in run.batches]))
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_several_workloads_share_a_run_and_a_model(tmp_path: Path) -> None:
@@ -132,7 +129,7 @@ def test_best_failures_and_improvements_agree_with_the_log(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_an_impossible_seed_is_refused(seed: int, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="--seed .*: accepts 0 to"):
+    with pytest.raises(SettingsError, match=r"--seed .*: accepts 0 to"):
         tuned(tmp_path / "a.jsonl", seed=seed)
     assert not (tmp_path / "a.jsonl").exists()
     tuned(tmp_path / "b.jsonl", seed=2**63 - 1, trials=2, strategy="kt")
@@ -162,15 +159,18 @@ from fakes import AnalyticMeasurer, FakeFamily
 from fake_runs import tuned
 from kt.spaces import families
 families.FAMILIES = {("gemm", "cpu"): (FakeFamily(),)}
-tuned(Path(sys.argv[1]), trials=96, batch_size=8, lag=1, resume=True,
+tuned(Path(sys.argv[1]), trials=int(sys.argv[4]), batch_size=8, lag=1, resume=True,
       strategy=sys.argv[3], measurer=AnalyticMeasurer(seconds=0.01))
 """
 
 
-@pytest.mark.parametrize(("strategy", "kills"), [("anneal", 5), ("kt", 2)])
-def test_a_killed_run_resumes_with_nothing_lost(strategy: str, kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "kills", "count"), [("anneal", 5, 96), ("kt", 2, 40)])
+def test_a_killed_run_resumes_with_nothing_lost(
+    strategy: str, kills: int, count: int, tmp_path: Path
+) -> None:
     log, chance = tmp_path / "a.jsonl", random.Random(strategy)
-    command = [sys.executable, "-c", KILLED, str(log), str(Path(__file__).parent.parent), strategy]
+    tests = str(Path(__file__).parent.parent)
+    command = [sys.executable, "-c", KILLED, str(log), tests, strategy, str(count)]
     kept: dict[int, TrialRecord] = {}
     for _ in range(kills):
         grown = log.stat().st_size if log.exists() else 0
@@ -186,12 +186,12 @@ def test_a_killed_run_resumes_with_nothing_lost(strategy: str, kills: int, tmp_p
             kept = dict(run.trials)
     subprocess.run(command, check=True, timeout=60)
     run, records = read_run(log), read_log(log)
-    assert len(run.resumes) >= 2 and kept.items() <= run.trials.items()
+    assert len(run.resumes) >= (kills + 1) // 2 and kept.items() <= run.trials.items()
     trials = [r.trial for r in records.records if isinstance(r, TrialRecord)]
-    assert sorted(trials) == list(range(96))  # no trial twice, none missing
+    assert sorted(trials) == list(range(count))  # no trial twice, none missing
     assert records.bad == [] and run.stop is not None and run.stop.reason == "trials"
     assert sum(isinstance(record, RunRecord) for record in records.records) == 1
     assert check_identity(run).exit_code == 0
-    settings: dict[str, Any] = {"trials": 96, "batch_size": 8, "lag": 1, "strategy": strategy}
+    settings: dict[str, Any] = {"trials": count, "batch_size": 8, "lag": 1, "strategy": strategy}
     tuned(tmp_path / "whole.jsonl", **settings)
     assert proposals(run) == proposals(read_run(tmp_path / "whole.jsonl"))
