@@ -25,7 +25,7 @@ from .measure import VENDOR, Candidate, FrozenBatch, Measured
 
 _NATIVE_SECONDS = 60.0
 _VERIFY_SEEDS = 2
-_FINAL_SECONDS = 1.5
+_FINAL_SECONDS = 2.0
 
 
 class LocalMeasurer:

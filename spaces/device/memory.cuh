@@ -65,10 +65,12 @@ KT_DEVICE kt_words<4> kt_join_shifted(const kt_shifted &x, int valid) {
     u32 w[8];
 #pragma unroll
     for (int i = 0; i < 4; i++) w[i] = x.low.w[i], w[i + 4] = x.high.w[i];
+    // Selected by bits: a choice between array elements may become an indexed access to local memory.
+    const u32 by_two = x.shift & 8 ? ~0u : 0, by_one = x.shift & 4 ? ~0u : 0;
 #pragma unroll
-    for (int i = 0; i < 6; i++) w[i] = x.shift & 8 ? w[i + 2] : w[i];
+    for (int i = 0; i < 6; i++) w[i] = (w[i + 2] & by_two) | (w[i] & ~by_two);
 #pragma unroll
-    for (int i = 0; i < 5; i++) w[i] = x.shift & 4 ? w[i + 1] : w[i];
+    for (int i = 0; i < 5; i++) w[i] = (w[i + 1] & by_one) | (w[i] & ~by_one);
     kt_words<4> y;
 #pragma unroll
     for (int i = 0; i < 4; i++) {

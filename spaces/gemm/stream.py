@@ -220,7 +220,7 @@ class GemmStream(Family):
             ),
             rule(
                 "unroll",
-                lambda v: v["k"] < 2 * plan(v).split_steps,
+                lambda v: (v["k"] == 1) | (v["k"] < 2 * plan(v).split_steps),
                 lambda v: f"{v['k']} steps at once where there are {plan(v).split_steps}",
             ),
             *split_rules(w, target, lambda v: plan(v).blocks, lambda v: s.steps),
