@@ -1,13 +1,15 @@
-"""The Measurer of this machine: builders that compile, and one runner that owns the device."""
+"""The Measurer of this machine: builders that compile, and a runner process for each device."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
+from typing import Any, Protocol
 
 from kt.logs.record import Bound, Failure, FinalEntry, Seconds, Settings
 from kt.spaces.errors import TargetError, ToolchainError
@@ -17,22 +19,57 @@ from kt.spaces.workload import Workload
 from .backend.build import Binary
 from .backend.builders import BuilderPool, print_note
 from .backend.check import Verified
-from .backend.cpu import Compared
-from .backend.environment import Facts, current_clock_mhz, describe
+from .backend.cpu import Compared, Ran
+from .backend.cuda_host import CudaHost
+from .backend.environment import Facts, describe
 from .backend.host import CpuHost
 from .backend.session import Session
+from .devices import has_nvidia_driver
 from .measure import VENDOR, Candidate, FrozenBatch, Measured
 
 _NATIVE_SECONDS = 60.0
+_LANGUAGE = {"cpu": "c", "cuda": "cuda"}
 _VERIFY_SEEDS = 2
 _FINAL_SECONDS = 2.0
 
 
-class LocalMeasurer:
-    """Measures on this machine's CPU. Use it as a context manager, or call `close`.
+Data = Any
 
-    `builders` processes compile (default: the usable cores); one more runs kernels. Raises
-    TargetError for a target that is not this CPU and ToolchainError without a C compiler.
+
+class Host(Protocol):
+    """The parent's side of one runner process; `Data` is whatever it calls a dataset."""
+
+    def close(self) -> None: ...
+    def refuse(self, workload: Workload) -> None: ...
+    def dataset(self, workload: Workload, seed: int) -> Data: ...
+    def forget(self, data: Data) -> None: ...
+    def bound(self, dtype: str) -> Bound: ...
+    def evidence(self) -> dict[str, float]: ...
+    def vendor_us(self, workload: Workload, data: Data) -> float | None: ...
+    def run(
+        self,
+        binary: Binary,
+        workload: Workload,
+        data: Data,
+        incumbent_us: float | None,
+        deadline: float | None,
+    ) -> Ran | None: ...
+    def verify(self, binary: Binary, workload: Workload, data: Data) -> Verified: ...
+    def compare(
+        self,
+        binaries: Sequence[Binary],
+        workload: Workload,
+        data: Data,
+        seconds: float,
+        vendor: bool,
+    ) -> Compared: ...
+
+
+class LocalMeasurer:
+    """Measures on this machine: its CPU, or its GPUs. A context manager, else call `close`.
+
+    `builders` processes compile (default: the usable cores); one more a device runs kernels, on
+    the GPUs of `gpus`. Raises ToolchainError when a compiler or the driver's bindings are missing.
     """
 
     def __init__(
@@ -42,21 +79,33 @@ class LocalMeasurer:
         seed: int = 0,
         *,
         builders: int | None = None,
+        gpus: Sequence[int] = (0,),
         note: Callable[[str], None] = print_note,
     ) -> None:
-        if target.kind != "cpu":
-            raise TargetError(f"target '{target.name}' cannot be measured here: only the CPU can")
+        if target.kind == "cuda" and not has_nvidia_driver():
+            raise TargetError(f"target '{target.name}' cannot be measured here: no NVIDIA driver")
         self._target, self._settings, self._seed = target, settings, seed
         self._known: dict[tuple[str, str], int] = {}  # (workload, binary): its first trial
         self._builds: dict[int, Future[Binary | Failure]] = {}
         self._session = Session()
         self._builders = BuilderPool(self._session.path, builders, note)
         try:
-            self._host = CpuHost(target, settings, self._session.path, self._own_library)
+            self._hosts = self._make_hosts(gpus)
         except BaseException:
             self._builders.close()
             self._session.close()
             raise
+
+    def _make_hosts(self, gpus: Sequence[int]) -> list[Host]:
+        place = (self._target, self._settings, self._session.path)
+        if self._target.kind == "cpu":
+            return [CpuHost(*place, self._own_library)]
+        return [CudaHost(*place, self._own_library, index) for index in gpus]
+
+    @property
+    def _host(self) -> Host:
+        """The host of everything that is not a trial."""
+        return self._hosts[0]
 
     def __enter__(self) -> LocalMeasurer:
         return self
@@ -71,7 +120,8 @@ class LocalMeasurer:
 
     def close(self) -> None:
         """Ends every process and removes every temporary file; a second call does nothing."""
-        self._host.close()
+        for host in self._hosts:
+            host.close()
         self._builders.close()
         self._session.close()
 
@@ -94,7 +144,7 @@ class LocalMeasurer:
 
     def environment(self) -> Facts:
         """Processor, clocks, load, versions, and evidence that timed kernels find cold caches."""
-        compiler = self._builders.toolchain("c")
+        compiler = self._builders.toolchain(_LANGUAGE[self._target.kind])
         compiled_by = compiler.identity(self._target.arch).replace("\n", " ")
         return describe(self._target, compiled_by) | self._host.evidence()
 
@@ -110,7 +160,7 @@ class LocalMeasurer:
             self._builds[candidate.trial] = self._submit(candidate)
 
     def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
-        """Runs the batch once everything is built, so that no compiler disturbs a timing.
+        """Runs the batch once it is built; on the CPU no build is then under way.
 
         In index order, candidates that want to be alone last. At `deadline` (of `time.monotonic`)
         what is running is ended and the rest is left out.
@@ -118,19 +168,61 @@ class LocalMeasurer:
         for candidate in batch.candidates:
             if candidate.trial not in self._builds:
                 self._builds[candidate.trial] = self._submit(candidate)
-        if wait(self._builds.values(), _left(deadline)).not_done:
+        mine = [self._builds[candidate.trial] for candidate in batch.candidates]
+        awaited = self._builds.values() if self._target.kind == "cpu" else mine
+        if wait(awaited, _left(deadline)).not_done:
             self._builders.abandon(self._builds.values())
             self._builds.clear()
             return
-        built = {c.trial: self._builds.pop(c.trial).result() for c in batch.candidates}
-        for trial, binary in built.items():
+        jobs = []
+        for candidate in batch.candidates:
+            binary = self._builds.pop(candidate.trial).result()
             if isinstance(binary, Binary):
-                self._known.setdefault((str(batch.workload), binary.facts.binary), trial)
-        for candidate in sorted(batch.candidates, key=lambda c: c.alone):
-            measured = self._measured(candidate, built[candidate.trial], batch, deadline)
-            if measured is None:
-                return
-            yield measured
+                binary = binary.started_by(candidate.kernel)
+                key = (str(batch.workload), binary.facts.binary)
+                self._known.setdefault(key, candidate.trial)
+            jobs.append((candidate, binary))
+        together = [job for job in jobs if not job[0].alone]
+        yield from self._run_all(together, batch, deadline)
+        for job in jobs:
+            if job[0].alone:
+                yield from self._run_all([job], batch, deadline)
+
+    def _run_all(
+        self,
+        jobs: Sequence[tuple[Candidate, Binary | Failure]],
+        batch: FrozenBatch,
+        deadline: float | None,
+    ) -> Iterator[Measured]:
+        """Runs candidates on every host, each taking the next when it is free."""
+        if len(self._hosts) == 1:
+            for candidate, binary in jobs:
+                measured = self._measured(self._host, candidate, binary, batch, deadline)
+                if measured is None:
+                    return
+                yield measured
+            return
+        idle: SimpleQueue[Host] = SimpleQueue()
+        for host in self._hosts:
+            idle.put(host)
+
+        def run(job: tuple[Candidate, Binary | Failure]) -> Measured | None:
+            host = idle.get()
+            try:
+                return self._measured(host, *job, batch, deadline)
+            finally:
+                idle.put(host)
+
+        with ThreadPoolExecutor(len(self._hosts), thread_name_prefix="kt-run") as threads:
+            running = [threads.submit(run, job) for job in jobs]
+            try:
+                for done in as_completed(running):
+                    measured = done.result()
+                    if measured is not None:
+                        yield measured
+            finally:
+                for future in running:
+                    future.cancel()
 
     def _submit(self, candidate: Candidate) -> Future[Binary | Failure]:
         kernel, timeout = candidate.kernel, self._settings.build_timeout
@@ -138,6 +230,7 @@ class LocalMeasurer:
 
     def _measured(
         self,
+        host: Host,
         candidate: Candidate,
         binary: Binary | Failure,
         batch: FrozenBatch,
@@ -151,28 +244,28 @@ class LocalMeasurer:
         first = self._known[str(batch.workload), binary.facts.binary]
         if first != trial:
             return Measured(trial, None, binary.facts, seconds, duplicate_of=first)
-        data = self._host.dataset(batch.workload, self._seed)
-        ran = self._host.run(binary, batch.workload, data, batch.incumbent_us, deadline)
+        data = host.dataset(batch.workload, self._seed)
+        ran = host.run(binary, batch.workload, data, batch.incumbent_us, deadline)
         if ran is None:
             return None
         seconds = Seconds(
             build=round(binary.seconds, 4), check=round(ran.check_seconds, 4),
             run=round(ran.run_seconds, 4),
         )  # fmt: skip
-        return Measured(trial, ran.outcome, binary.facts, seconds, clock_mhz=current_clock_mhz())
+        return Measured(trial, ran.outcome, binary.facts, seconds, clock_mhz=ran.clock_mhz)
 
     # -- finalists and emitted kernels ------------------------------------------------------
 
     def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
         """Verifies on other seeds and repeatedly, then times the sound ones interleaved."""
-        builds = [(candidate.trial, self._submit(candidate)) for candidate in candidates]
+        builds = [(candidate, self._submit(candidate)) for candidate in candidates]
         binaries, failures = dict[int, Binary](), dict[int, str]()
-        for trial, build in builds:
+        for candidate, build in builds:
             match build.result():
                 case Failure() as failure:
-                    failures[trial] = f"{failure.failure}: {failure.message}"
+                    failures[candidate.trial] = f"{failure.failure}: {failure.message}"
                 case binary:
-                    binaries[trial] = binary
+                    binaries[candidate.trial] = binary.started_by(candidate.kernel)
         seeds = [self._seed + 1 + i for i in range(_VERIFY_SEEDS)]
         verified = self._verify(binaries, workload, seeds)
         failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
@@ -234,9 +327,10 @@ class LocalMeasurer:
 
     def _own_library(self, source: str) -> Path:
         """A library of ours, built like a kernel; raises ToolchainError when that fails."""
-        built = self._builders.submit(source, "c", self._target.arch, _NATIVE_SECONDS).result()
+        language = _LANGUAGE[self._target.kind]
+        built = self._builders.submit(source, language, self._target.arch, _NATIVE_SECONDS).result()
         if isinstance(built, Failure):
-            raise ToolchainError(f"the C compiler cannot build kt's own code: {built.message}")
+            raise ToolchainError(f"the compiler cannot build kt's own code: {built.message}")
         return built.path
 
 

@@ -315,6 +315,8 @@ KT_DEVICE void kt_join_warps(kt_acc (&acc)[ACCS], u32 group, u32 owner, u8 *shar
 
 // ---- the way out; `row` and `column` are those of the warp's tile in C, `index` that of the batch's C
 
+constexpr int PAIR = kt_min(C_GROUP, 2); // neighbours that a lane may store at once as they lie
+
 struct kt_out {
     kt_output *c;
     kt_epilogue epilogue;
@@ -322,56 +324,30 @@ struct kt_out {
     u32 row, column;
 };
 
-// A lane's pairs of neighbours to their places, by `store(row, column, pair, j)`.
-template <class Store> KT_DEVICE void kt_for_pairs(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane, Store store) {
+// COUNT neighbours of each pair, as the accumulators lie: finished into C, or as they are into the sums of split-K.
+template <int COUNT, bool PARTIAL>
+KT_DEVICE void kt_store_direct(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane, u8 *workspace, u32 split) {
 #pragma unroll
     for (int j = 0; j < N_TILES; j++)
-#pragma unroll
-        for (int i = 0; i < M_TILES; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int at = 4 * (i * N_TILES + j) + 2 * h;
-                const kt_acc pair[2] = {acc[at], acc[at + 1]};
-                const u32 row = out.row + 16 * i + 8 * h + lane / 4, column = out.column + 8 * j + lane % 4 * 2;
-                if (!CHECK_M || row < KT_M) store(row, column, pair, j);
-            }
-}
-
-KT_DEVICE void kt_store_partials(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane, u8 *workspace, u32 split) {
-    kt_for_pairs(acc, out, lane, [&](u32 row, u32 column, const kt_acc(&pair)[2], int) {
-        const u64 index = out.index + (u64)row * KT_N + column;
-        if constexpr (C_GROUP >= 2) {
-            if (!CHECK_N || column < KT_N) kt_store_partial<2>(workspace, split, index, pair);
-        } else {
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const kt_acc one[1] = {pair[e]};
-                if (column + e < KT_N) kt_store_partial<1>(workspace, split, index + e, one);
-            }
-        }
-    });
-}
-
-KT_DEVICE void kt_store_direct(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane) {
-    constexpr int COUNT = C_GROUP >= 2 ? 2 : 1;
-    kt_columns<COUNT> columns[N_TILES][2 / COUNT];
-#pragma unroll
-    for (int j = 0; j < N_TILES; j++)
-#pragma unroll
-        for (int e = 0; e < 2 / COUNT; e++) {
-            const u32 column = out.column + 8 * j + lane % 4 * 2 + e;
-            columns[j][e] = kt_load_columns<COUNT>(out.epilogue, column, column < KT_N);
-        }
-    kt_for_pairs(acc, out, lane, [&](u32 row, u32 column, const kt_acc(&pair)[2], int j) {
 #pragma unroll
         for (int e = 0; e < 2; e += COUNT) {
-            kt_acc sum[COUNT];
+            const u32 column = out.column + 8 * j + lane % 4 * 2 + e;
+            if (CHECK_N && column >= KT_N) continue;
+            const kt_columns<COUNT> columns = kt_load_columns<COUNT>(out.epilogue, column, !PARTIAL);
 #pragma unroll
-            for (int i = 0; i < COUNT; i++) sum[i] = pair[e + i];
-            if (column + e < KT_N)
-                kt_finish_and_store<COUNT>(out.c, out.index + (u64)row * KT_N + column + e, sum, columns[j][e / COUNT], out.epilogue);
+            for (int i = 0; i < M_TILES; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const u32 row = out.row + 16 * i + 8 * h + lane / 4;
+                    if (CHECK_M && row >= KT_M) continue;
+                    const u64 index = out.index + (u64)row * KT_N + column;
+                    kt_acc sum[COUNT];
+#pragma unroll
+                    for (int g = 0; g < COUNT; g++) sum[g] = acc[4 * (i * N_TILES + j) + 2 * h + e + g];
+                    if (PARTIAL) kt_store_partial<COUNT>(workspace, split, index, sum);
+                    else kt_finish_and_store<COUNT>(out.c, index, sum, columns, out.epilogue);
+                }
         }
-    });
 }
 
 // Pairs of neighbouring columns of several tiles, spread over the four lanes of a row, become 16 bytes of one tile in each
@@ -502,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     if (KT_WARPS_K > 1) kt_join_warps(acc, group, owner, kt_shared);
     const kt_out out = {c, KT_EPILOGUE_OPERANDS, batch * (u64)C_ELEMENTS, m + warp_m * WARP_M, n + warp_n * WARP_N};
     if (SPLIT_BY_KERNEL) {
-        if (group == 0) kt_store_partials(acc, out, lane, workspace, split);
+        if (group == 0) kt_store_direct<PAIR, true>(acc, out, lane, workspace, split);
         return;
     }
     if constexpr (SPLIT_IN_KERNEL) {
@@ -511,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     }
     if (KT_STORE == KT_STORE_STAGED) __syncthreads(); // the last use of the ring
     if (group != 0) return;
-    if (KT_STORE == KT_STORE_DIRECT) kt_store_direct(acc, out, lane);
+    if (KT_STORE == KT_STORE_DIRECT) kt_store_direct<PAIR, false>(acc, out, lane, workspace, split);
     if (KT_STORE == KT_STORE_WIDE) kt_store_wide(acc, out, lane);
     if (KT_STORE == KT_STORE_STAGED) kt_store_staged(acc, out, lane, (kt_acc *)kt_shared + warp % WARPS_MN * 16 * SLAB_STRIDE);
 }

@@ -20,7 +20,6 @@ from kt.spaces.workload import Gemm, Workload
 from .cuda import (
     GROUPS,
     HINTS,
-    SPLIT_K,
     Floats,
     SplitWorkspace,
     acc_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -294,13 +295,12 @@ def _default(w: Gemm, target: Target, family: GemmStream) -> Mapping[str, Value]
     blocks = ceil_div(s.long, s.unit_rows) * w.batch
     wanted = max(1, 2 * target.cores // blocks)
     splits = sorted(knobs["split_k"], key=lambda x: (x > wanted, abs(x - wanted)))
-    for split in splits:
-        for warps_k in (8, 4, 2, 1):
-            for k in sorted(knobs["k"], key=lambda x: abs(x * s.unit_loads - 8)):
-                values: dict[str, Any] = {
-                    "rows": 1, "hint": "first", "split_k": split, "split_mode": "last", "k": k,
-                    "batches": 2, "warps_n": 1, "warps_k": warps_k, "blocks": 1,
-                }  # fmt: skip
-                if is_legal(rules, values):
-                    return values
+    for split, warps_k, batches in itertools.product(splits, (8, 4, 2, 1), (2, 1)):
+        for k in sorted(knobs["k"], key=lambda x: abs(x * s.unit_loads - 8)):
+            values: dict[str, Any] = {
+                "rows": 1, "hint": "first", "split_k": split, "split_mode": "last", "k": k,
+                "batches": batches, "warps_n": 1, "warps_k": warps_k, "blocks": 1,
+            }  # fmt: skip
+            if is_legal(rules, values):
+                return values
     raise AssertionError(f"no default for '{w}' on {target.name}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from kt.logs.record import BuildFacts, Failure
+from kt.spaces.kernel import Kernel, Launch
 
 from .cache import BinaryCache, cache_key, file_digest
 
@@ -25,6 +26,16 @@ class Binary:
     facts: BuildFacts
     seconds: float
     note: str = ""
+    launches: tuple[Launch, ...] = ()
+    workspace_bytes: int = 0
+    zeroed_bytes: int = 0
+
+    def started_by(self, kernel: Kernel) -> Binary:
+        """The binary with what a CUDA runner must know to start `kernel`."""
+        return replace(
+            self, launches=kernel.launches, workspace_bytes=kernel.workspace_bytes,
+            zeroed_bytes=kernel.zeroed_bytes,
+        )  # fmt: skip
 
 
 class Toolchain(Protocol):

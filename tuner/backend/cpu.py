@@ -16,6 +16,7 @@ from kt.spaces.workload import Gemm, Workload, parse
 
 from .buffers import ALIGN, Guarded, RotatingSets
 from .check import Checker, Verified
+from .environment import current_clock_mhz
 from .interleave import Spoilt, interleave
 from .load import LoadedKernel, Refused, loaded
 from .probe import cold_evidence, measure_bound
@@ -45,6 +46,7 @@ class Ran:
     outcome: Outcome
     check_seconds: float
     run_seconds: float
+    clock_mhz: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class CpuRunner:
             outcome = refused.failure
         end = time.monotonic()
         checked = checked or end
-        return Ran(outcome, checked - begin, end - checked)
+        return Ran(outcome, checked - begin, end - checked, current_clock_mhz())
 
     def verify(self, path: str, workload: str, directory: str, seconds: float) -> Verified:
         """Checks a kernel again and again for about `seconds`."""

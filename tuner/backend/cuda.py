@@ -18,6 +18,7 @@ from kt.spaces.workload import Workload, parse
 from .check import Verified
 from .cpu import Compared, Ran, floor_us
 from .cuda_data import POISON, Dataset, Guarded, Oracle
+from .cuda_vendor import vendor_library
 from .driver import (
     LOST,
     OUT_OF_MEMORY,
@@ -28,6 +29,7 @@ from .driver import (
     Graph,
     Memory,
     Module,
+    Replayable,
     capture,
     launch,
 )
@@ -50,7 +52,7 @@ class Program(msgspec.Struct, frozen=True):
     path: str
     launches: tuple[Launch, ...]
     workspace_bytes: int
-    workspace_zeroed: int
+    zeroed_bytes: int
 
 
 class Loaded:
@@ -65,7 +67,7 @@ class Loaded:
         """Poisons the workspace, but for what the kernel wants zeroed."""
         if self.workspace is not None:
             self.workspace.fill(POISON)
-            self.workspace.fill(0, self.program.workspace_zeroed)
+            self.workspace.fill(0, self.program.zeroed_bytes)
 
     def launch(self, arguments: Sequence[int]) -> None:
         """Starts the kernel's launches in order."""
@@ -187,11 +189,14 @@ class CudaRunner:
         return Verified(launches, worst, wrong[0] if wrong else "")
 
     def compare(
-        self, programs: Sequence[Program], text: str, seed: int, seconds: float
+        self, programs: Sequence[Program], text: str, seed: int, seconds: float, vendor: bool
     ) -> Compared:
-        """Times kernels in turn, round by round; each stage reported is the running index."""
+        """Times kernels in turn, round by round; the vendor library, where there is one, last.
+
+        Each stage reported is the index of what runs.
+        """
         held = self._hold(text, seed)
-        graphs: list[Graph] = []
+        graphs: list[Replayable] = []
         launches: list[int] = []
         loaded: list[Loaded] = []
         i = 0
@@ -204,6 +209,10 @@ class CudaRunner:
                 count = self._launches(self._warm(loaded[-1], held), held)
                 graphs.append(self._graph(loaded[-1], held, count))
                 launches.append(count)
+            if vendor and (library := vendor_library(held.workload, held.sets.arguments)):
+                count = self._launches(library.warm_us(), held)
+                graphs.append(library.graph(count))
+                launches.append(count)
             return Compared(self._rounds(graphs, launches, seconds))
         except Refused as refused:
             return Compared((), i, f"{refused.failure.failure}: {refused}")
@@ -212,6 +221,18 @@ class CudaRunner:
                 graph.destroy()
             for kernel in loaded:
                 kernel.unload()
+
+    def vendor(self, text: str, seed: int, seconds: float) -> float | None:
+        """The vendor library's median time in µs, None where it is not installed."""
+        held = self._hold(text, seed)
+        library = vendor_library(held.workload, held.sets.arguments)
+        if library is None:
+            return None
+        count = self._launches(library.warm_us(), held)
+        graph = library.graph(count)
+        samples = self._group(graph, count, seconds, 0.0)
+        graph.destroy()
+        return statistics.median(samples)
 
     def bound(self, dtype: str) -> Bound:
         """Datasheet peak and measured copy bandwidth (read plus written) of a large buffer."""
@@ -331,7 +352,7 @@ class CudaRunner:
             finally:
                 graph.destroy()
 
-    def _group(self, graph: Graph, count: int, seconds: float, cut_us: float) -> list[float]:
+    def _group(self, graph: Replayable, count: int, seconds: float, cut_us: float) -> list[float]:
         samples: list[float] = []
         end = time.monotonic() + seconds
         graph.replay(self._device.stream)
@@ -343,7 +364,7 @@ class CudaRunner:
                 break
         return samples
 
-    def _replays(self, graph: Graph, count: int, times: int) -> list[float]:
+    def _replays(self, graph: Replayable, count: int, times: int) -> list[float]:
         """`times` replays back to back; microseconds a launch."""
         events, stream = Events(times), self._device.stream
         events.record(0, stream)
@@ -355,7 +376,7 @@ class CudaRunner:
         return us
 
     def _rounds(
-        self, graphs: Sequence[Graph], launches: Sequence[int], seconds: float
+        self, graphs: Sequence[Replayable], launches: Sequence[int], seconds: float
     ) -> tuple[tuple[float, ...], ...]:
         samples: list[list[float]] = [[] for _ in graphs]
         end, rounds = time.monotonic() + seconds, 0
@@ -386,7 +407,7 @@ def _kind(code: int) -> FailureKind:
     return "crash" if code in STICKY else "launch_error"
 
 
-def poisoned(failure: Failure) -> bool:
+def lost_context(failure: Failure) -> bool:
     """Whether the process that reported `failure` has lost its context."""
     return failure.failure in ("crash", "device_lost")
 

@@ -30,6 +30,11 @@ _BLOCK = 256
 _RESULT = struct.Struct("ddQQ")
 
 
+def needed_bytes(workload: Workload) -> int:
+    """Device memory that measuring and checking takes: operands four times, a float64 reference."""
+    return 4 * workload.bytes + 8 * workload.output().elements
+
+
 class Oracle:
     """The loaded oracle kernels of one device."""
 

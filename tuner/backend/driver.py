@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kt.spaces.errors import ToolchainError
 from kt.spaces.kernel import Launch
@@ -151,6 +151,13 @@ def launch(
         "cuLaunchKernelEx", config, module.function(step.entry, step.shared_bytes),
         (tuple(arguments), kinds), 0,
     )  # fmt: skip
+
+
+class Replayable(Protocol):
+    """A sequence of launches that can be started as a whole."""
+
+    def replay(self, stream: Any) -> None: ...
+    def destroy(self) -> None: ...
 
 
 @dataclass

@@ -1,0 +1,201 @@
+"""The CUDA GEMM families without a GPU: legality against the compiler, and results by emulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import cuda_emulator
+import gemm_cases
+import msgspec
+import numpy as np
+import pytest
+from nvrtc_ptx import ptx_of
+
+from kt.spaces.family import Family
+from kt.spaces.gemm.mma import GemmMma
+from kt.spaces.gemm.simt import GemmSimt
+from kt.spaces.gemm.stream import GemmStream
+from kt.spaces.kernel import Kernel
+from kt.spaces.space import Space
+from kt.spaces.target import CUDA_TARGETS
+from kt.spaces.workload import DTYPE_BYTES, Gemm, parse
+
+TARGETS = ("a100", "rtx3090", "rtx4090", "h200")
+DTYPES = {
+    "mma": ("bf16", "fp16", "tf32", "int8"),
+    "simt": ("fp32", "fp64"),
+    "stream": ("bf16", "fp16", "fp32"),
+}
+FAMILIES: dict[str, Family] = {f.name: f for f in (GemmMma(), GemmSimt(), GemmStream())}
+DRAW: dict[str, Callable[..., Gemm]] = {
+    "mma": gemm_cases.draw, "simt": gemm_cases.draw, "stream": gemm_cases.draw_thin,
+}  # fmt: skip
+LARGE = (1, 48, 72, 100, 128, 256, 333, 500, 1000, 1023, 1024, 2048, 4095, 4096)
+
+needs_nvrtc = pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install 'kt[cuda-build]'"
+)
+needs_compiler = pytest.mark.skipif(not cuda_emulator.available(), reason="needs g++")
+
+
+def _draws(
+    family: str, seed: int, count: int, extents: Sequence[int]
+) -> Iterator[tuple[Space, int, np.random.Generator]]:
+    """Spaces of random workloads and a legal point of each; every fourth is the default."""
+    for i in range(count):
+        rng = np.random.default_rng([seed, i])
+        w = DRAW[family](rng, DTYPES[family], extents)
+        space = Space(w, CUDA_TARGETS[TARGETS[i % len(TARGETS)]], [FAMILIES[family]])
+        default = int(space.defaults()[0])
+        assert space.why_illegal(default) is None, f"{w}: {space.why_illegal(default)}"
+        yield space, default if i % 4 == 3 else int(space.sample(rng, 1)[0]), rng
+
+
+# -- legality -------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_legal_points_compile_within_the_limits(family: str, target: str, tmp_path: Path) -> None:
+    from kt.logs.record import BuildFacts
+    from kt.tuner.backend.nvrtc import find_nvrtc
+
+    nvrtc, t = find_nvrtc(), CUDA_TARGETS[target]
+    for i in range(4):
+        rng = np.random.default_rng([7, i, TARGETS.index(target)])
+        w = DRAW[family](rng, DTYPES[family], LARGE)
+        space = Space(w, t, [FAMILIES[family]])
+        point = int(space.sample(rng, 1)[0]) if i else int(space.defaults()[0])
+        kernel = space.kernel(point)
+        (tmp_path / "kernel.cu").write_text(kernel.source)
+        facts = nvrtc.compile(tmp_path, t.arch, 60.0)
+        where = f"{w} on {target}: {kernel.theta}"
+        assert isinstance(facts, BuildFacts), f"{where}\n{facts}"
+        assert facts.spill_bytes == 0 and facts.stack_bytes == 0, f"{where}\n{facts}"
+        assert not facts.warnings, f"{where}\n{facts}"
+        for launch in kernel.launches:
+            blocks = int(kernel.theta.map["blocks"]) if launch.entry == "kt_kernel" else 1
+            assert launch.block[0] * facts.registers * blocks <= t.registers_sm, where
+            assert launch.block[0] <= 1024 and 1 <= launch.grid[0] < 2**31, where
+            assert facts.shared_bytes + launch.shared_bytes <= t.shared_bytes, where
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_fp16_accumulation_accumulates_in_fp16(family: str) -> None:
+    for acc in ("fp32", "fp16"):
+        dtype = "fp16" if family != "simt" else "fp32"
+        if acc == "fp16" and family != "mma":
+            continue
+        w = Gemm(dtype=dtype, m=16, n=512, k=512, acc=acc)
+        space = Space(w, CUDA_TARGETS["a100"], [FAMILIES[family]])
+        ptx = ptx_of(space.kernel(int(space.defaults()[0])).source, "compute_80")
+        assert ("f16.f16.f16.f16" in ptx) == (acc == "fp16")
+        assert ("mma.sync" in ptx) == (family != "simt")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_benchmark_shape_has_a_legal_default_everywhere(family: str) -> None:
+    shapes = [
+        "1x1x1", "1x4096x4096", "16x4096x14336", "128x128x65536", "64x64x16384", "4096x4096x4096",
+        "8191x8191x8191", "9477x1152x588", "64x48x80", "4095x1x4097", "3x100000x7", "5x7x131072",
+    ]  # fmt: skip
+    for target in (*TARGETS, "l40s", "h100"):
+        for dtype in DTYPES[family]:
+            for shape in shapes:
+                w = parse(f"gemm {shape} batch=2 layout=tn epilogue=bias+gelu dtype={dtype}")
+                if FAMILIES[family].refuses(w, CUDA_TARGETS[target]):
+                    continue
+                space = Space(w, CUDA_TARGETS[target], [FAMILIES[family]])
+                assert space.why_illegal(int(space.defaults()[0])) is None, f"{w} {target}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rules_explain_themselves_and_features_are_finite(family: str) -> None:
+    rng = np.random.default_rng(5)
+    for space, _, _ in _draws(family, 11, 6, LARGE):
+        part = space.parts[0]
+        points = part.draw(rng, 2000)
+        reasons = {part.why_illegal(int(p)) for p in points[~part.legal(points)][:200]}
+        assert all(reason and len(reason) > 15 for reason in reasons)
+        values = part.columns(part.indices(points[part.legal(points)]))
+        derived = part.family.derive(space.workload, space.target, values)
+        assert all(np.isfinite(column).all() for column in derived.values())
+
+
+def test_families_say_what_they_cannot_serve() -> None:
+    h200 = CUDA_TARGETS["h200"]
+    assert "not fp32" in str(GemmMma().refuses(parse("gemm 8x8x8 dtype=fp32"), h200))
+    assert "not bf16" in str(GemmSimt().refuses(parse("gemm 8x8x8 dtype=bf16"), h200))
+    assert "up to 16" in str(GemmStream().refuses(parse("gemm 17x17x8 dtype=bf16"), h200))
+    turing = msgspec.structs.replace(h200, arch="sm_75")
+    assert "sm_80" in str(GemmMma().refuses(parse("gemm 8x8x8 dtype=bf16"), turing))
+
+
+def test_unaligned_operands_choose_how_they_are_copied() -> None:
+    def choices(text: str, knob: str) -> tuple[object, ...]:
+        space = Space(parse(text), CUDA_TARGETS["h200"], [GemmMma()])
+        return next(k.choices for k in space.parts[0].knobs if k.name == knob)
+
+    assert choices("gemm 64x64x64 dtype=bf16", "copy_a") == ("async16",)
+    assert choices("gemm 64x64x588 dtype=bf16", "copy_a") == ("async8", "shift", "repack")
+    assert choices("gemm 64x64x590 dtype=bf16", "copy_a") == ("async4", "shift", "repack")
+    assert choices("gemm 64x63x64 dtype=bf16", "copy_b") == ("shift", "repack")
+    assert choices("gemm 64x64x64 dtype=int8", "copy_b") == ("repack",)
+    assert DTYPE_BYTES["int8"] == 1
+
+
+# -- results, by emulation ------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", FAMILIES)
+def test_emulated_kernels_agree_with_the_reference(family: str, tmp_path: Path) -> None:
+    for i, (space, point, rng) in enumerate(_draws(family, 3, 8, gemm_cases.EDGES)):
+        w = space.workload
+        assert isinstance(w, Gemm)
+        kernel = space.kernel(point)
+        inputs = gemm_cases.inputs(w, rng)
+        reference = gemm_cases.reference(w, inputs)
+        outs = cuda_emulator.run(kernel, inputs, gemm_cases.poison(w), tmp_path / str(i))
+        for out in outs:
+            assert reference.worst(w, out) <= 1, f"{w}: {kernel.theta}"
+
+
+BUGS = {
+    "a copy is not waited for": ("kt_copy_wait<STAGES - 2>();", "kt_copy_wait<STAGES - 1>();"),
+    "a stage is refilled too early": ("__syncthreads();\n                }\n                at_a",
+                                      "}\n                at_a"),
+    "a tail along k is not cut": ("CHECK_K = KT_K % BK != 0", "CHECK_K = false"),
+    "a tile is not cut at the last row": ("CHECK_M = KT_M % BM != 0", "CHECK_M = false"),
+    "half of the columns are swapped": ("8 * j + lane % 4 * 2", "8 * j + (3 - lane % 4) * 2"),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_emulator_catches_planted_bugs(bug: str, tmp_path: Path) -> None:
+    w = Gemm(dtype="bf16", m=70, n=72, k=200)
+    space = Space(w, CUDA_TARGETS["h200"], [GemmMma()])
+    values = {knob.path: knob.choices[0] for knob in space.parts[0].knobs}
+    values |= {"tile.bm": 32, "tile.bn": 32, "tile.bk": 32, "mem.stages": 3, "mem.store": "staged",
+               "unroll.fragments": 2, "map.warps_m": 2, "map.warps_n": 2}  # fmt: skip
+    kernel = space.kernel(space.parts[0].point(values))
+    correct, wrong = BUGS[bug]
+    assert correct in kernel.source
+    planted = dataclasses.replace(kernel, source=kernel.source.replace(correct, wrong))
+    assert _is_right(w, kernel, tmp_path / "right")
+    assert not _is_right(w, planted, tmp_path / "wrong")
+
+
+def _is_right(w: Gemm, kernel: Kernel, directory: Path) -> bool:
+    inputs = gemm_cases.inputs(w, np.random.default_rng(0))
+    try:
+        outs = cuda_emulator.run(kernel, inputs, gemm_cases.poison(w), directory)
+    except AssertionError:
+        return False
+    return all(gemm_cases.reference(w, inputs).worst(w, out) <= 1 for out in outs)
