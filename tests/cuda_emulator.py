@@ -48,9 +48,9 @@ def build(kernel: Kernel, directory: Path) -> ctypes.CDLL:
 
 
 class Guarded:
-    """An array between guard zones of 256 bytes, its start a multiple of 256."""
+    """An array between guard zones, its start a multiple of 256."""
 
-    GUARD = 256
+    GUARD = 2**16
 
     def __init__(self, content: Array) -> None:
         size = content.nbytes

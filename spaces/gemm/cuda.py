@@ -116,19 +116,20 @@ def is_legal(rules: Sequence[Rule], values: Mapping[str, Any]) -> bool:
 # -- split-K --------------------------------------------------------------------------------
 
 
-def split_knobs(k_tiles: int, smallest_grid: int, target: Target) -> list[Knob]:
-    """Split-K factors that leave every split work, while one wave is not many waves already."""
-    most = 1 if smallest_grid >= _SPLIT_WAVES * target.cores else k_tiles
+def most_splits(k_tiles: int, smallest_grid: int, target: Target) -> int:
+    """Splits worth trying: none where the largest tiles already keep the device busy."""
+    return 1 if smallest_grid >= _SPLIT_WAVES * target.cores else k_tiles
+
+
+def split_knobs(most: int) -> list[Knob]:
+    """Split-K factors up to `most`, and where their sums meet."""
     splits = tuple(s for s in SPLIT_K if s <= most)
     modes = SPLIT_MODES if len(splits) > 1 else SPLIT_MODES[:1]
     return [Ordinal("fusion", "split_k", splits), Categorical("fusion", "split_mode", modes)]
 
 
-def split_rules(
-    w: Gemm, target: Target, blocks: Callable[[Columns], Any], k_tiles: Callable[[Columns], Any]
-) -> list[Rule]:
+def split_rules(blocks: Callable[[Columns], Any], k_tiles: Callable[[Columns], Any]) -> list[Rule]:
     """`blocks`: tiles of C over all batches; `k_tiles`: tiles along k."""
-    full = _SPLIT_WAVES * target.cores
     return [
         rule(
             "split-k-tiles",
@@ -141,16 +142,21 @@ def split_rules(
             lambda v: f"without split-K its mode is {SPLIT_MODES[0]}",
         ),
         rule(
-            "split-waves",
-            lambda v: (v["split_k"] == 1) | (blocks(v) < full),
-            lambda v: f"{blocks(v)} tiles fill {target.cores} SMs without split-K",
-        ),
-        rule(
             "grid",
             lambda v: blocks(v) * v["split_k"] <= MAX_BLOCKS,
             lambda v: f"{blocks(v) * v['split_k']} CTAs exceed {MAX_BLOCKS}",
         ),
     ]
+
+
+def split_waves_rule(target: Target, blocks: Callable[[Columns], Any]) -> Rule:
+    """No split-K where its tiles fill the device several times without it."""
+    full = _SPLIT_WAVES * target.cores
+    return rule(
+        "split-waves",
+        lambda v: (v["split_k"] == 1) | (blocks(v) < full),
+        lambda v: f"{blocks(v)} tiles fill {target.cores} SMs without split-K",
+    )
 
 
 @dataclass(frozen=True)

@@ -435,7 +435,7 @@ KT_DEVICE void kt_store_staged(const kt_acc (&acc)[ACCS], const kt_out &out, u32
                 kt_store_words(slab + (8 * h + lane / 4) * SLAB_STRIDE + 8 * j + lane % 4 * 2,
                                kt_acc_words<2>(acc + 4 * (i * N_TILES + j) + 2 * h));
         __syncwarp();
-#pragma unroll
+#pragma unroll 4
         for (int first = 0; first < GROUPS; first += 32) {
             const u32 group = first + lane, row = group / PER_ROW;
             const u32 local = (32 % PER_ROW == 0 ? lane : group) % PER_ROW * C_GROUP, column = out.column + local;

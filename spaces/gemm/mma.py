@@ -26,6 +26,7 @@ from .cuda import (
     alignment,
     ceil_div,
     element_bytes,
+    most_splits,
     occupancy,
     output_bytes,
     output_group,
@@ -43,6 +44,7 @@ from .cuda import (
     split_knobs,
     split_rules,
     split_traffic,
+    split_waves_rule,
     split_workspace,
     wave_footprint,
 )
@@ -57,6 +59,8 @@ _STORES = ("direct", "wide", "staged")
 _REPACK_THREADS = 256
 _COPY_BYTES = {"async16": 16, "async8": 8, "async4": 4, "shift": 0, "repack": 16}
 _ADDRESS_REGISTERS = 40
+_MOST_PIECES = 32
+"""Copies of one operand that a thread may start for a tile: more cost more than the math."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ class _Operand:
 
     def repacked_bytes(self, batch: int) -> int:
         outer, inner = (self.rows, self.k) if self.along_k else (self.k, self.rows)
-        return batch * outer * round_up(inner * self.bytes, 16)
+        return int(batch * outer * round_up(inner * self.bytes, 16))
 
 
 def _operands(w: Gemm) -> tuple[_Operand, _Operand]:
@@ -178,21 +182,35 @@ class _Plan:
 
     @cached_property
     def registers(self) -> Any:
-        """Estimate from above of what the compiler needs to keep everything in registers."""
-        rows = ceil_div(self.bm // self.v["warps_m"], 16) + ceil_div(
-            self.bn // self.v["warps_n"], 16
-        )
-        held = self._held(self.a, "copy_a", self.bm) + self._held(self.b, "copy_b", self.bn)
-        hints = sum(2 * (np.asarray(self.v[h]) != "none") for h in ("hint_a", "hint_b"))
-        return (
-            self.accumulators + 4 * rows * self.v["fragments"] + held + hints + _ADDRESS_REGISTERS
-        )
+        """What the compiler needs to keep everything in registers; fitted to its reports."""
+        v = self.v
+        m_tiles, n_pairs = self.bm // v["warps_m"] // 16, ceil_div(self.bn // v["warps_n"], 16)
+        copies = self._copy_registers(self.a, "a", self.bm)
+        copies = copies + self._copy_registers(self.b, "b", self.bn)
+        direct = np.where(np.asarray(v["store"]) == "direct", m_tiles, 0)
+        rounding = 12 * (self.w.dtype == "tf32")
+        doubles = 40 * (self.w.dtype == "int8" and bool(self.w.epilogue))
+        sums = self.accumulators + self.accumulators // 16
+        fragments = 4 * (m_tiles + n_pairs) * v["fragments"]
+        return sums + fragments + copies + direct + rounding + doubles + _ADDRESS_REGISTERS
 
-    def _held(self, operand: _Operand, copy: str, rows: Any) -> Any:
-        """Registers of vectors on their way into shared memory, and of addresses."""
-        pieces = ceil_div(rows * self.bk * operand.bytes // 16, self.threads)
-        shifted = np.asarray(self.v[copy]) == "shift"
-        return np.where(shifted, 9 * pieces, 0)
+    def pieces(self, operand: _Operand, name: str, rows: Any) -> Any:
+        """Copies that a thread starts for one tile of an operand."""
+        return ceil_div(rows * self.bk * operand.bytes, self._width(name) * self.threads)
+
+    def _width(self, name: str) -> Any:
+        copy = np.asarray(self.v[f"copy_{name}"])
+        return np.where(copy == "async4", 4, np.where(copy == "async8", 8, 16))
+
+    def _copy_registers(self, operand: _Operand, name: str, rows: Any) -> Any:
+        """Registers of addresses, and of vectors on their way into shared memory."""
+        pieces = self.pieces(operand, name, rows)
+        per_row = (self.bk if operand.along_k else rows) * operand.bytes // self._width(name)
+        in_columns = (per_row > 0) & (self.threads % np.maximum(per_row, 1) == 0)
+        alike = self.threads // np.maximum(per_row, 1) % 8 == 0
+        each = np.where(in_columns, np.where(alike, 0, 1), 3)
+        each = each + np.where(np.asarray(self.v[f"copy_{name}"]) == "shift", 11, 0)
+        return each * pieces + 2 * (np.asarray(self.v[f"hint_{name}"]) != "none")
 
     @cached_property
     def split(self) -> SplitWorkspace:
@@ -263,7 +281,7 @@ class GemmMma(Family):
             Categorical("mem", "hint_b", HINTS),
             Categorical("mem", "store", _stores(w)),
             *raster_knobs(ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0])),
-            *split_knobs(k_tiles, grid, target),
+            *split_knobs(most_splits(k_tiles, grid, target)),
             Ordinal("unroll", "fragments", (1, 2)),
             Ordinal("unroll", "k", (1, 2, 4)),
             Ordinal("map", "warps_m", (1, 2, 4, 8)),
@@ -325,6 +343,11 @@ class GemmMma(Family):
                 lambda v: f"unrolled {v['k']} times, {plan(v).split_tiles} tiles along k",
             ),
             rule(
+                "copies",
+                lambda v: _most_pieces(plan(v)) <= _MOST_PIECES,
+                lambda v: f"{int(_most_pieces(plan(v)))} copies a thread exceed {_MOST_PIECES}",
+            ),
+            rule(
                 "wide-stores",
                 lambda v: (v["store"] != "wide") | (v["bn"] // v["warps_n"] % _exchange(w) == 0),
                 lambda v: (
@@ -333,7 +356,8 @@ class GemmMma(Family):
                 ),
             ),
             *raster_rules(lambda v: plan(v).m_blocks, lambda v: plan(v).n_blocks),
-            *split_rules(w, target, lambda v: plan(v).blocks, lambda v: plan(v).k_tiles),
+            *split_rules(lambda v: plan(v).blocks, lambda v: plan(v).k_tiles),
+            split_waves_rule(target, lambda v: plan(v).blocks),
             *residency_rules(
                 target,
                 lambda v: plan(v).threads,
@@ -440,6 +464,10 @@ def _stores(w: Gemm) -> tuple[str, ...]:
 def _exchange(w: Gemm) -> int:
     """Columns of a warp's tile that are put together in one 16-byte store per lane."""
     return 32 if output_bytes(w) == 2 else 16
+
+
+def _most_pieces(p: _Plan) -> Any:
+    return np.maximum(p.pieces(p.a, "a", p.bm), p.pieces(p.b, "b", p.bn))
 
 
 def _warp_intensity(p: _Plan) -> Any:

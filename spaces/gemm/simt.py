@@ -25,6 +25,7 @@ from .cuda import (
     ceil_div,
     element_bytes,
     is_legal,
+    most_splits,
     occupancy,
     problem_defines,
     raster_defines,
@@ -40,6 +41,7 @@ from .cuda import (
     split_knobs,
     split_rules,
     split_traffic,
+    split_waves_rule,
     split_workspace,
     wave_footprint,
 )
@@ -53,7 +55,7 @@ _MOST_WARPS = 8
 _SMALLEST, _LARGEST = 8, 256
 _ALWAYS = 64
 """A warp's tile is at least this long one way."""
-_ADDRESS_REGISTERS = 32
+_ADDRESS_REGISTERS = 36
 _MOST_COPIES = 32
 
 
@@ -123,7 +125,8 @@ class _Plan:
         """Estimate from above of what the compiler needs to keep everything in registers."""
         tm, tn = self.v["tm"], self.v["tn"]
         words = self.size // 4
-        return words * (tm * tn + (tm + tn) * self.v["fragments"]) + _ADDRESS_REGISTERS
+        functions = 16 * (words - 1) * bool({"gelu", "silu"} & set(self.w.epilogue))
+        return words * (tm * tn + (tm + tn) * self.v["fragments"]) + functions + _ADDRESS_REGISTERS
 
     @cached_property
     def split(self) -> SplitWorkspace:
@@ -167,7 +170,7 @@ class GemmSimt(Family):
             Ordinal("tile", "bk", bks),
             Ordinal("mem", "stages", tuple(s for s in _STAGES if s == 2 or s <= k_tiles + 1)),
             *raster_knobs(m_blocks, n_blocks),
-            *split_knobs(k_tiles, grid, target),
+            *split_knobs(most_splits(k_tiles, grid, target)),
             Ordinal("unroll", "fragments", (1, 2)),
             Ordinal("map", "lanes_m", _LANES_M),
             Ordinal("map", "warps_m", _WARPS),
@@ -203,7 +206,8 @@ class GemmSimt(Family):
                 lambda v: f"{v['stages']} stages for {plan(v).split_tiles} tiles along k",
             ),
             *raster_rules(lambda v: plan(v).m_blocks, lambda v: plan(v).n_blocks),
-            *split_rules(w, target, lambda v: plan(v).blocks, lambda v: plan(v).k_tiles),
+            *split_rules(lambda v: plan(v).blocks, lambda v: plan(v).k_tiles),
+            split_waves_rule(target, lambda v: plan(v).blocks),
             *residency_rules(
                 target,
                 lambda v: plan(v).threads,
@@ -277,12 +281,13 @@ def _gemm(workload: Workload) -> Gemm:
 
 def _fitting(extent: int) -> int:
     """The largest tile worth trying for an extent: one more than covers it is only padding."""
-    return min(_LARGEST, max(_ALWAYS, 2 ** (extent - 1).bit_length()))
+    return min(_LARGEST, max(_ALWAYS, 1 << (extent - 1).bit_length()))
 
 
 # tm, tn, lanes_m, warps_m, warps_n
 _SHAPES = (
-    (8, 16, 8, 2, 2), (8, 8, 4, 4, 2), (8, 8, 4, 2, 2), (8, 8, 4, 2, 1), (8, 4, 4, 2, 2), (4, 4, 4, 2, 2),
+    (8, 16, 8, 2, 2), (8, 8, 4, 4, 2), (8, 8, 4, 2, 2), (8, 8, 4, 2, 1), (8, 4, 4, 2, 2),
+    (4, 4, 4, 2, 2),
     (4, 4, 2, 1, 1), (4, 4, 16, 1, 1), (4, 4, 4, 1, 1), (4, 4, 2, 1, 2), (4, 4, 16, 2, 1),
 )  # fmt: skip
 

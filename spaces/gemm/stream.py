@@ -1,4 +1,4 @@
-"""`stream`: products with M or N of at most 16, which read one operand once (source: `stream.cuh`)."""
+"""`stream`: products with M or N up to 16, which read one operand once (source: `stream.cuh`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kt.spaces.workload import Gemm, Workload
 
 from .cuda import (
     HINTS,
+    SPLIT_K,
     VECTOR,
     Floats,
     SplitWorkspace,
@@ -45,7 +46,7 @@ _WARPS = (1, 2, 4, 8, 16)
 _MOST_WARPS = 16
 _MOST_LOADS = 32
 _BLOCKS = (1, 2, 3, 4, 6, 8)
-_ADDRESS_REGISTERS = 48
+_ADDRESS_REGISTERS = 52
 
 
 class _Shape:
@@ -92,6 +93,10 @@ class _Shape:
     def steps(self) -> int:
         return int(ceil_div(self.w.k, self.step))
 
+    def token_bytes(self, steps: Any) -> Any:
+        """Shared memory of the tokens' values for `steps` steps."""
+        return self.tiny * (round_up(steps * self.step * self.size, 128) + 64)
+
 
 class _Plan:
     """What knob values imply; arrays in, arrays out, and numbers for the values of one θ."""
@@ -128,9 +133,8 @@ class _Plan:
 
     @cached_property
     def shared_bytes(self) -> Any:
-        stride = round_up(self.split_steps * self.s.step * self.s.size, 128) + 64
         sums = self.v["warps_k"] * self.s.tiny * self.block * 4
-        return np.maximum(self.s.tiny * stride, sums)
+        return np.maximum(self.s.token_bytes(self.split_steps), sums)
 
     @cached_property
     def registers(self) -> Any:
@@ -171,9 +175,15 @@ class GemmStream(Family):
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
         why = refuses_cuda_gemm(workload, target, ("fp16", "bf16", "fp32"), "streams")
-        if why is None and _Shape(_gemm(workload)).tiny > _TINY:
+        if why is not None:
+            return why
+        s = _Shape(_gemm(workload))
+        if s.tiny > _TINY:
             return f"serves M or N up to {_TINY}"
-        return why
+        fewest = ceil_div(s.steps, min(SPLIT_K[-1], s.steps))
+        if s.token_bytes(fewest) > target.shared_bytes:
+            return f"{s.tiny} x {s.w.k} values do not fit {target.arch}'s shared memory"
+        return None
 
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
         w = _gemm(workload)
@@ -181,7 +191,7 @@ class GemmStream(Family):
         return [
             Ordinal("tile", "rows", s.rows),
             Categorical("mem", "hint", HINTS[:2]),
-            *split_knobs(s.steps, ceil_div(s.long, 16 * s.unit_rows) * w.batch, target),
+            *split_knobs(s.steps),
             Ordinal("unroll", "k", (1, 2, 4, 8, 16)),
             Ordinal("unroll", "batches", (1, 2)),
             Ordinal("map", "warps_n", _WARPS),
@@ -205,7 +215,9 @@ class GemmStream(Family):
             rule(
                 "block",
                 lambda v: (v["warps_n"] - 1) * plan(v).warp_rows < s.long,
-                lambda v: f"{v['warps_n']} warps of {plan(v).warp_rows} rows where there are {s.long}",
+                lambda v: (
+                    f"{v['warps_n']} warps of {plan(v).warp_rows} rows where there are {s.long}"
+                ),
             ),
             rule(
                 "loads",
@@ -224,7 +236,7 @@ class GemmStream(Family):
                 lambda v: (v["k"] == 1) | (v["k"] < 2 * plan(v).split_steps),
                 lambda v: f"{v['k']} steps at once where there are {plan(v).split_steps}",
             ),
-            *split_rules(w, target, lambda v: plan(v).blocks, lambda v: s.steps),
+            *split_rules(lambda v: plan(v).blocks, lambda v: s.steps),
             *residency_rules(
                 target,
                 lambda v: plan(v).threads,
