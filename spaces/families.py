@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from .family import Family
 from .gemm.cpu import GemmCpu
 from .gemm.cpu_skinny import GemmCpuSkinny
+from .gemm.mma import GemmMma
+from .gemm.simt import GemmSimt
+from .gemm.stream import GemmStream
 from .space import Space
 from .target import Target
 from .workload import Workload
 
 FAMILIES: Mapping[tuple[str, str], tuple[Family, ...]] = {
     ("gemm", "cpu"): (GemmCpu(), GemmCpuSkinny()),
+    ("gemm", "cuda"): (GemmMma(), GemmSimt(), GemmStream()),
 }
 
 

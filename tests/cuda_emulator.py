@@ -72,8 +72,10 @@ class Guarded:
 def run(kernel: Kernel, inputs: Sequence[Array], output: Array, directory: Path) -> list[Array]:
     """The outputs of two launches over one workspace; `output` is what C holds before each."""
     library = build(kernel, directory)
-    library.kt_workspace_bytes.restype = ctypes.c_size_t
+    for function in (library.kt_workspace_bytes, library.kt_workspace_zeroed_bytes):
+        function.restype = ctypes.c_size_t
     assert library.kt_workspace_bytes() == kernel.workspace_bytes
+    assert library.kt_workspace_zeroed_bytes() == kernel.zeroed_bytes
     workspace = np.full(kernel.workspace_bytes + 1, 0xFF, np.uint8)
     workspace[: kernel.zeroed_bytes] = 0
     held, space = [Guarded(x) for x in inputs], Guarded(workspace)

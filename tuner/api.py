@@ -21,8 +21,11 @@ from .strategy import STRATEGIES
 from .tune import Result, View
 from .tune import tune as run
 
-TRIALS: Mapping[str, int] = {"cpu": 128, "cuda": 256}
-"""Default trials a workload, by kind of target."""
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {"trials": 128},
+    "cuda": {"trials": 256, "lag": 1, "sample_seconds": 0.02},
+}
+"""Settings by kind of target. On CUDA the next batch is built while this one runs: lag 1."""
 DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
 """Default element type, by kind of target."""
 
@@ -89,7 +92,7 @@ def effective_settings(target: Target, given: Mapping[str, Any]) -> Settings:
         if isinstance(value := given.get(field), int | float):
             _check(option, value, low, high)
     try:
-        settings = msgspec.convert({"trials": TRIALS[target.kind], **given}, Settings)
+        settings = msgspec.convert({**DEFAULTS[target.kind], **given}, Settings)
     except msgspec.ValidationError as error:
         raise SettingsError(f"settings: {error}") from None
     if settings.strategy not in STRATEGIES:

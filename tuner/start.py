@@ -8,7 +8,7 @@ from typing import Any
 
 from .api import DTYPE, tune
 from .console import view_of
-from .devices import has_nvidia_driver, tuning_target
+from .devices import tuning_target
 from .request import workloads_of
 from .signals import Interrupts
 from .summary import nothing_valid
@@ -39,8 +39,6 @@ def tune_command(
     settings = {name: value for name in _SETTINGS if (value := options.pop(name)) is not None}
     device = tuning_target(target)
     workloads = workloads_of(words, options, file, DTYPE[device.kind])
-    if target == "auto" and has_nvidia_driver():
-        print("kt: there is a GPU, but this version tunes on the CPU target only", file=sys.stderr)
     with Interrupts() as interrupts:
         try:
             with view_of(as_json, plain, quiet, interrupts.stdout_closed) as view:

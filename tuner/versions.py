@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import platform
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,17 @@ _SEARCH_SOURCES = (
     "tuner/anneal.py", "tuner/search.py", "tuner/state.py", "tuner/strategy.py",
     "tuner/surrogate.py", "costmodel/*.py", "spaces/*.py", "spaces/*/*.py",
 )  # fmt: skip
+
+
+_PACKAGES = {"numpy": "numpy", "xgboost": "xgboost", "scikit-learn": "sklearn"}
+
+
+def _package(name: str, module: str) -> str:
+    """A package's version; xgboost may be installed under another name (xgboost-cpu)."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return str(importlib.import_module(module).__version__)
 
 
 def kt_version() -> str:
@@ -35,7 +47,7 @@ def versions() -> dict[str, str]:
     """What a replay must share with the run to promise identical proposals."""
     from kt.costmodel import features
 
-    found = {name: metadata.version(name) for name in ("numpy", "xgboost", "scikit-learn")}
+    found = {name: _package(name, module) for name, module in _PACKAGES.items()}
     return {
         "kt": kt_version(), "search": search_digest(), "features": str(features.VERSION),
         "python": platform.python_version(), **found,

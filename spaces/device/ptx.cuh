@@ -82,19 +82,23 @@ template <int HINT> KT_DEVICE u64 kt_cache_policy() {
 }
 
 // BYTES (4, 8 or 16) from global to shared memory without registers; the first `valid` are read, the rest are zeros.
-template <int BYTES, int HINT> KT_DEVICE void kt_copy_async(u32 to, const void *from, u32 valid, u64 policy) {
+// L2 fetches PREFETCH bytes (0, 128 or 256) around them. There is no variant with a cache policy: ptxas 13.0 makes illegal
+// instructions of it where a uniform register is part of the shared address (seen on sm_90a; fixed in ptxas 13.4).
+template <int BYTES, int PREFETCH> KT_DEVICE void kt_copy_async(u32 to, const void *from, u32 valid) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
-    if (BYTES == 16 && HINT == KT_KEEP_NORMAL)
-        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
-    else if (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from),
-                     "r"(valid), "l"(policy) : "memory");
-    else if (HINT == KT_KEEP_NORMAL)
-        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(valid)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global.L2::cache_hint.L2::128B [%0], [%1], %2, %3, %4;" ::"r"(to), "l"(from),
-                     "n"(BYTES), "r"(valid), "l"(policy) : "memory");
+    static_assert(PREFETCH == 0 || PREFETCH == 128 || PREFETCH == 256, "bytes that L2 fetches");
+#define KT_COPY_ASYNC(kind)                                                                                                         \
+    asm volatile("cp.async." kind " [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(valid) : "memory")
+    if (BYTES == 16) { // past L1
+        if (PREFETCH == 0) KT_COPY_ASYNC("cg.shared.global");
+        if (PREFETCH == 128) KT_COPY_ASYNC("cg.shared.global.L2::128B");
+        if (PREFETCH == 256) KT_COPY_ASYNC("cg.shared.global.L2::256B");
+    } else {
+        if (PREFETCH == 0) KT_COPY_ASYNC("ca.shared.global");
+        if (PREFETCH == 128) KT_COPY_ASYNC("ca.shared.global.L2::128B");
+        if (PREFETCH == 256) KT_COPY_ASYNC("ca.shared.global.L2::256B");
+    }
+#undef KT_COPY_ASYNC
 }
 KT_DEVICE void kt_copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING> KT_DEVICE void kt_copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }

@@ -144,9 +144,8 @@ KT_DEVICE void kt_reduce_partials(const kt_epilogue &e, kt_output *c, const u8 *
 }
 
 #if KT_SPLIT_K > 1 && KT_SPLIT_MODE == KT_SPLIT_KERNEL
-#ifndef __CUDACC_RTC__
-static u64 kt_reduce_blocks(void) { return kt_ceil_div<u64>((u64)KT_BATCH * C_ELEMENTS, C_GROUP * REDUCE_THREADS); }
-#endif
+constexpr u64 REDUCE_BLOCKS = kt_ceil_div<u64>((u64)KT_BATCH * C_ELEMENTS, C_GROUP * REDUCE_THREADS);
+static_assert(REDUCE_BLOCKS < 1ull << 31, "grid");
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) kt_reduce(KT_PARAMETERS) {
     (void)a, (void)b;

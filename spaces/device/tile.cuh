@@ -25,7 +25,7 @@ template <int OUTER, int INNER_BYTES, bool SWIZZLED, int PAD> struct kt_tile_lay
 
 // One thread's share of copying a tile, again and again along k. WIDTH is that of cp.async (16, 8, 4), or 0: through
 // registers from any address, in two halves (`load`, `store`) so that the product runs between them.
-template <class Layout, int OUTER, int INNER_BYTES, i64 LD_BYTES, int WIDTH, int THREADS, bool CHECK_OUTER, bool CHECK_INNER, int HINT>
+template <class Layout, int OUTER, int INNER_BYTES, i64 LD_BYTES, int WIDTH, int THREADS, bool CHECK_OUTER, bool CHECK_INNER, int PREFETCH>
 struct kt_tile_copy {
     static constexpr int PIECE = WIDTH ? WIDTH : 16, PER_ROW = INNER_BYTES / PIECE, PIECES = OUTER * PER_ROW;
     static constexpr int COUNT = kt_ceil_div(PIECES, THREADS), ROW_STEP = THREADS / PER_ROW;
@@ -34,11 +34,9 @@ struct kt_tile_copy {
 
     const u8 *origin; // of the tile; REGULAR: of the thread's first piece
     const u8 *end;    // of the whole operand
-    u64 policy;
     kt_shifted held[THROUGH_REGISTERS ? COUNT : 1];
 
     KT_DEVICE kt_tile_copy(const void *tile, const void *end) : origin((const u8 *)tile), end((const u8 *)end) {
-        policy = kt_cache_policy<HINT>();
         if (REGULAR) origin += row(0) * LD_BYTES + column(0);
     }
     KT_DEVICE u32 row(int i) const { return REGULAR ? threadIdx.x / PER_ROW + i * ROW_STEP : (threadIdx.x + i * THREADS) / PER_ROW; }
@@ -59,14 +57,14 @@ struct kt_tile_copy {
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             if (exists(i))
-                kt_copy_async<PIECE, HINT>(to + Layout::offset(row(i), column(i)), from(i), inside(i, outer, inner) ? PIECE : 0, policy);
+                kt_copy_async<PIECE, PREFETCH>(to + Layout::offset(row(i), column(i)), from(i), inside(i, outer, inner) ? PIECE : 0);
     }
 
     KT_DEVICE void load(int outer, int inner) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
             held[i] = {};
-            if (exists(i) && inside(i, outer, inner)) held[i] = kt_load_shifted<HINT>(from(i), end, policy);
+            if (exists(i) && inside(i, outer, inner)) held[i] = kt_load_shifted<KT_KEEP_NORMAL>(from(i), end, 0);
         }
     }
     // `inner` as it was at the load; CUT_INNER: bytes from there on must be zeros.

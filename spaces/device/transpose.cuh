@@ -6,7 +6,7 @@
 
 // One thread's share of a tile of ROWS x DEPTH elements. Eight lanes take neighbours along k, one 32-byte sector or two;
 // with rows of shared memory one chunk longer than a multiple of 128 bytes, the 32 lanes then write to different banks.
-template <int ROWS, int DEPTH, int STRIDE, i64 LD_BYTES, int THREADS, bool CHECK_ROWS, bool CHECK_K, int HINT>
+template <int ROWS, int DEPTH, int STRIDE, i64 LD_BYTES, int THREADS, bool CHECK_ROWS, bool CHECK_K, int PREFETCH>
 struct kt_transposing_copy {
     static constexpr int ALONG = 8, ACROSS = THREADS / ALONG, PIECES = ROWS * DEPTH, COUNT = kt_ceil_div(PIECES, THREADS);
     static constexpr bool REGULAR = ROWS % ACROSS == 0;
@@ -14,9 +14,8 @@ struct kt_transposing_copy {
     static_assert(ELEMENT_BYTES >= 4 && DEPTH % ALONG == 0, "cp.async moves at least 4 bytes");
 
     const u8 *origin;
-    u64 policy;
 
-    KT_DEVICE kt_transposing_copy(const void *tile) : origin((const u8 *)tile), policy(kt_cache_policy<HINT>()) {
+    KT_DEVICE kt_transposing_copy(const void *tile) : origin((const u8 *)tile) {
         if (REGULAR) origin += row(0) * LD_BYTES + k(0) * ELEMENT_BYTES;
     }
     KT_DEVICE u32 row(int i) const {
@@ -37,7 +36,7 @@ struct kt_transposing_copy {
         for (int i = 0; i < COUNT; i++) {
             if (PIECES % THREADS && i == COUNT - 1 && threadIdx.x + i * THREADS >= PIECES) continue;
             const bool inside = (!CHECK_ROWS || (int)row(i) < rows_left) && (!CHECK_K || (int)k(i) < k_left);
-            kt_copy_async<ELEMENT_BYTES, HINT>(to + k(i) * STRIDE + row(i) * ELEMENT_BYTES, from(i), inside ? ELEMENT_BYTES : 0, policy);
+            kt_copy_async<ELEMENT_BYTES, PREFETCH>(to + k(i) * STRIDE + row(i) * ELEMENT_BYTES, from(i), inside ? ELEMENT_BYTES : 0);
         }
     }
 };

@@ -54,12 +54,9 @@
 #ifndef KT_KC
 #define KT_KC 256
 #endif
-#ifndef KT_SHORT_TILES
-#define KT_SHORT_TILES 1 /* 1: rows are shared out among tiles of mr and mr - 1 rows, 0: the last tile is padded */
-#endif
 /* mem */
 #ifndef KT_PACK_A
-#define KT_PACK_A 1 /* 0: in place, 1: panels [k][mr], 2: rows copied to a fixed stride */
+#define KT_PACK_A 1 /* 0: in place, 1: panels [k][mr] */
 #endif
 #ifndef KT_PACK_B
 #define KT_PACK_B 1 /* 0: in place, 1: panels [k][nr] */
@@ -67,13 +64,7 @@
 #ifndef KT_PREFETCH_C
 #define KT_PREFETCH_C 1 /* 1: a tile's part of C is fetched before the tile is computed */
 #endif
-#ifndef KT_PREFETCH_SOURCE
-#define KT_PREFETCH_SOURCE 1 /* 1: while a panel is used, the operand of the next one is fetched into L2 */
-#endif
 /* perm */
-#ifndef KT_OUTER_N
-#define KT_OUTER_N 1 /* the outermost block loop runs over n (blocks of B are reused), 0: over m */
-#endif
 #ifndef KT_INNER_M
 #define KT_INNER_M 1 /* the innermost tile loop runs over m (one panel of B stays in L1), 0: over n */
 #endif
@@ -125,9 +116,7 @@ enum {
     M_BLOCKS = KT_CEIL_DIV(KT_CEIL_DIV(REGION_M, MR), MC_TILES),
     N_BLOCKS = KT_CEIL_DIV(KT_CEIL_DIV(REGION_N, NR), NC_PANELS),
     K_BLOCKS = KT_CEIL_DIV(REGION_K, KC),
-    /* Strides of A as packed. An odd number of cache lines keeps the rows of a tile in different sets. */
-    ROWS_STRIDE = (KC * (int)sizeof(kt_real) / 64 | 1) * 64 / (int)sizeof(kt_real) + 64 / (int)sizeof(kt_real) * 2,
-    PANEL_A = KT_PACK_A == 2 ? ROWS_STRIDE * MR : KC * MR,
+    PANEL_A = KC * MR,
     PANEL_B = KC * NR,
     /* A panel that is used up before the next one is packed needs one place only, which stays in L1. */
     A_SLOTS = (!KT_INNER_M && N_BLOCKS == 1) || KT_PACK_A == 0 ? 1 : MC_TILES,
@@ -187,13 +176,7 @@ KT_NOINLINE void kt_write_slow(const kt_work *w, const kt_tile *t, const kt_real
         }
 }
 
-#if KT_PACK_A == 2
-enum { A_ROW_USED = ROWS_STRIDE, A_STEP_USED = 1 };
-#elif KT_PACK_A == 1
-enum { A_ROW_USED = 1, A_STEP_USED = MR };
-#else
-enum { A_ROW_USED = A_ROW, A_STEP_USED = A_STEP };
-#endif
+enum { A_ROW_USED = KT_PACK_A ? 1 : A_ROW, A_STEP_USED = KT_PACK_A ? MR : A_STEP };
 enum { B_STEP_USED = KT_PACK_B ? NR : B_STEP };
 
 /* The register tile; `rows` is MR or MR - 1. */
@@ -245,14 +228,12 @@ KT_INLINE void kt_tile_product(const kt_work *w, const kt_tile *t, const int row
 }
 
 KT_NOINLINE void kt_full_tile(const kt_work *w, const kt_tile *t) { kt_tile_product(w, t, MR); }
-#if KT_SHORT_TILES && KT_MR > 1
+#if KT_MR > 1
 KT_NOINLINE void kt_short_tile(const kt_work *w, const kt_tile *t) { kt_tile_product(w, t, MR - 1); }
 #endif
 
 KT_NOINLINE void kt_pack_a(kt_real *to, const kt_real *a, long rows, long depth) {
-    if (KT_PACK_A == 2)
-        for (long i = 0; i < MR; i++) memcpy(to + i * ROWS_STRIDE, a + kt_min(i, rows - 1) * A_ROW, (size_t)depth * sizeof(kt_real));
-    else if (KT_TRANS_A)
+    if (KT_TRANS_A)
         kt_pack_copied(to, MR, a, A_STEP, rows, depth);
     else
         kt_pack_transposed(to, MR, a, A_ROW, rows, depth);
@@ -275,7 +256,7 @@ typedef struct {
 /* Rows of tile i: of mr and mr - 1 rows where that is possible, otherwise of mr with the last one cut. */
 KT_INLINE long kt_tile_row(const kt_region *r, long tiles, long i) {
     long rows = r->m1 - r->m0;
-    if (KT_SHORT_TILES && rows >= tiles * (MR - 1)) return r->m0 + kt_split(rows, tiles, i);
+    if (rows >= tiles * (MR - 1)) return r->m0 + kt_split(rows, tiles, i);
     return r->m0 + kt_min(i * MR, rows);
 }
 
@@ -297,25 +278,6 @@ KT_INLINE const kt_real *kt_b_at(const kt_work *w, const kt_block *block, long c
     return w->b + block->k0 * B_STEP + column * B_COL;
 }
 
-/* One of `parts` shares of a rectangle of an operand goes to L2. */
-KT_NOINLINE void kt_prefetch(const kt_real *p, long ld, long rows, long width, long part, long parts) {
-    for (long row = kt_split(rows, parts, part); row < kt_split(rows, parts, part + 1); row++)
-        for (const char *line = (const char *)(p + row * ld), *end = line + width * (long)sizeof(kt_real); line < end; line += 64)
-            __builtin_prefetch(line, 0, 2);
-}
-
-/* While the innermost loop uses one panel, each of its steps fetches a share of the next one's operand. */
-KT_INLINE void kt_prefetch_next(const kt_work *w, const kt_block *block, long i, long j) {
-    const kt_place next = kt_place_of(w->region, block, i + !KT_INNER_M, j + KT_INNER_M);
-    const kt_real *a = kt_a_at(w, block, next.row), *b = kt_b_at(w, block, next.column);
-    if (KT_INNER_M && block->fresh_b && j + 1 < block->j1)
-        kt_prefetch(b, KT_TRANS_B ? B_COL : B_STEP, KT_TRANS_B ? next.columns : next.depth, KT_TRANS_B ? next.depth : next.columns,
-                    i - block->i0, block->i1 - block->i0);
-    if (!KT_INNER_M && block->fresh_a && i + 1 < block->i1)
-        kt_prefetch(a, KT_TRANS_A ? A_STEP : A_ROW, KT_TRANS_A ? next.depth : next.rows, KT_TRANS_A ? next.rows : next.depth,
-                    j - block->j0, block->j1 - block->j0);
-}
-
 /* Points the tile at its panel of A, packing it at the first use; in place, a cut tile moves up over rows that are
  * already done, so as to read inside A. */
 KT_INLINE void kt_find_a(kt_work *w, const kt_block *block, const kt_place *at, long slot, int first_use, kt_tile *t) {
@@ -325,7 +287,7 @@ KT_INLINE void kt_find_a(kt_work *w, const kt_block *block, const kt_place *at, 
         t->a = panel;
         return;
     }
-    const long excess = KT_SHORT_TILES && at->rows == MR - 1 ? 0 : kt_min(MR - at->rows, at->row);
+    const long excess = at->rows == MR - 1 ? 0 : kt_min(MR - at->rows, at->row);
     t->row -= excess, t->row0 += excess, t->row1 += excess;
     t->a = kt_a_at(w, block, t->row);
 }
@@ -348,8 +310,7 @@ KT_INLINE void kt_run_tile(kt_work *w, const kt_block *block, long i, long j) {
                  .row = at.row, .row1 = at.rows, .column = at.column, .col1 = at.columns};
     kt_find_a(w, block, &at, i - block->i0, j == block->j0, &t);
     kt_find_b(w, block, &at, j - block->j0, i == block->i0, &t);
-    if (KT_PREFETCH_SOURCE) kt_prefetch_next(w, block, i, j);
-#if KT_SHORT_TILES && KT_MR > 1
+#if KT_MR > 1
     if (at.rows == MR - 1) {
         kt_short_tile(w, &t);
         return;
@@ -371,12 +332,10 @@ static void kt_run_matrix(kt_work *w) {
     const kt_region *r = w->region;
     const long tiles = KT_CEIL_DIV(r->m1 - r->m0, MR), panels = KT_CEIL_DIV(r->n1 - r->n0, NR), depth = r->k1 - r->k0;
     const long m_blocks = KT_CEIL_DIV(tiles, MC_TILES), n_blocks = KT_CEIL_DIV(panels, NC_PANELS), k_blocks = KT_CEIL_DIV(depth, KC);
-    const long outer_blocks = KT_OUTER_N ? n_blocks : m_blocks, middle_blocks = KT_OUTER_N ? m_blocks : n_blocks;
     w->held_a = w->held_b = -1;
-    for (long outer = 0; outer < outer_blocks; outer++)
+    for (long n = 0; n < n_blocks; n++)
         for (long k = 0; k < k_blocks; k++)
-            for (long middle = 0; middle < middle_blocks; middle++) {
-                const long m = KT_OUTER_N ? middle : outer, n = KT_OUTER_N ? outer : middle;
+            for (long m = 0; m < m_blocks; m++) {
                 const long id_a = m * k_blocks + k, id_b = n * k_blocks + k;
                 const kt_block block = {
                     .tiles = tiles, .i0 = kt_split(tiles, m_blocks, m), .i1 = kt_split(tiles, m_blocks, m + 1),

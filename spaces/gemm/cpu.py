@@ -20,7 +20,6 @@ from kt.spaces.workload import DTYPE_BYTES, Gemm, Workload
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_PACK_A = ("none", "panel", "rows")
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 13, 14, 16, 20, 24, 28)
 _BLOCK_MN = (32, 64, 128, 256, 512, 1024, 2048)
 _BLOCK_K = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
@@ -146,14 +145,13 @@ class _Shape:
         self.panel_a, self.panel_b = (self.kc * r * self.size for r in (self.mr, self.nr))
         self.block_a, self.block_b = self.panel_a * self.mc_tiles, self.panel_b * self.nc_panels
 
-    def packed_bytes(self, outer_n: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-        """Bytes of A and of B that one region packs, repeats included."""
-        again = self.k_blocks > 1  # a block still held from the previous step is not repeated
-        repeats_a = np.where(outer_n & (again | (self.m_blocks > 1)), self.n_blocks, 1)
-        repeats_b = np.where(~outer_n & (again | (self.n_blocks > 1)), self.m_blocks, 1)
-        whole_a = self.panel_a // self.kc * self.k * self.tiles * self.batch
-        whole_b = self.panel_b // self.kc * self.k * self.panels * self.batch
-        return whole_a * repeats_a, whole_b * repeats_b
+    def packed_bytes(self) -> tuple[Ints, Ints]:
+        """Bytes of A and of B that one region packs; A again for each block of n, unless all of
+        it stays packed."""
+        again = (self.k_blocks > 1) | (self.m_blocks > 1)
+        whole_a = self.mr * self.size * self.k * self.tiles * self.batch
+        whole_b = self.nr * self.size * self.k * self.panels * self.batch
+        return whole_a * np.where(again, self.n_blocks, 1), whole_b
 
 
 class GemmCpu(Family):
@@ -175,7 +173,6 @@ class GemmCpu(Family):
         rows = sorted({r for r in _ROWS if r < min(w.m, registers - 2)} | {min(w.m, registers - 4)})
         wide = max(1, min(5, _ceil(w.n, lanes(w, target))))
         grids = _grids(w, target)
-        a_ways = _PACK_A[:2] if w.layout[0] == "t" else _PACK_A
         b_ways = ("panel",) if w.layout[1] == "t" else ("none", "panel")
         return (
             Ordinal("tile", "mr", tuple(rows)),
@@ -183,18 +180,14 @@ class GemmCpu(Family):
             Ordinal("tile", "mc", _up_to(_BLOCK_MN, w.m)),
             Ordinal("tile", "nc", _up_to(_BLOCK_MN, w.n)),
             Ordinal("tile", "kc", _up_to(_BLOCK_K, w.k)),
-            Categorical("tile", "short_tiles", (False, True)),
-            Categorical("mem", "pack_a", a_ways),
+            Categorical("mem", "pack_a", ("none", "panel")),
             Categorical("mem", "pack_b", b_ways),
             Categorical("mem", "prefetch_c", (False, True)),
-            Categorical("mem", "prefetch_source", (False, True)),
-            Categorical("perm", "outer", ("m", "n")),
             Categorical("perm", "inner", ("m", "n")),
             Ordinal("unroll", "k", (1, 2, 4)),
             Ordinal("map", "threads", _threads(w, target)),
             *(Ordinal("map", f"grid_{axis}", grids[axis]) for axis in ("m", "n", "k", "batch")),
             Categorical("sync", "schedule", ("static", "dynamic")),
-            Ordinal("sync", "spin", (200, 2000, 20000)),
         )  # fmt: skip
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
@@ -255,10 +248,10 @@ class GemmCpu(Family):
         busy = nearest("threads", w.flops // _WAKING_FLOPS)
         grid = _grid_for(w, target, busy)
         m, n = _ceil(w.m, grid["m"]), _ceil(w.n, grid["n"])
-        mr, nv = _micro_tile(m, n, width, knobs, target)
         kc = nearest("kc", 4096 // size)
         # Packing pays when a panel is used often and the operands do not sit in L2 anyway.
         fits = (m + n) * _ceil(w.k, grid["k"]) * size <= target.l2_bytes
+        mr, nv = _micro_tile(m, n, width, knobs, target, in_place=fits)
         leave_a = w.layout[0] == "n" and (fits or n <= 2 * nv * width)
         leave_b = w.layout[1] == "n" and (fits or m <= 2 * mr) and nv * width <= w.n
         return {
@@ -266,23 +259,22 @@ class GemmCpu(Family):
             "mc": nearest("mc", target.l2_bytes // 2 // (kc * size)),
             "nc": nearest("nc", max(nv * width, target.l3_bytes // 8 // (kc * size))),
             "pack_a": "none" if leave_a else "panel", "pack_b": "none" if leave_b else "panel",
-            "short_tiles": True, "prefetch_c": True, "prefetch_source": False,
-            "outer": "n", "inner": "n", "k": 2,
+            "prefetch_c": True, "inner": "m" if m <= 16 * mr else "n", "k": 2,
             "threads": math.prod(grid.values()),
             **{f"grid_{axis}": parts for axis, parts in grid.items()},
-            "schedule": "static", "spin": 2000,
+            "schedule": "static",
         }  # fmt: skip
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         assert isinstance(workload, Gemm)
         w, v, s = workload, values, _Shape(workload, target, values)
-        packed_a, packed_b = s.packed_bytes(v["outer"] == "n")
+        packed_a, packed_b = s.packed_bytes()
         packed_a = np.where(v["pack_a"] == "none", 0, packed_a)
         packed_b = np.where(v["pack_b"] == "none", 0, packed_b)
         c_bytes = s.m * s.n * s.batch * s.size * (2 * s.k_blocks - 1)
         rounds = _ceil(s.regions, s.threads)
         columns = s.panels * s.nr
-        rows = np.where(v["short_tiles"] & (s.m >= s.tiles * (s.mr - 1)), s.m, s.tiles * s.mr)
+        rows = np.where(s.m >= s.tiles * (s.mr - 1), s.m, s.tiles * s.mr)
         work = 2.0 * s.batch * rows * columns * s.k
         return {
             "registers": _registers(v["mr"], v["nv"]).astype(np.float64),
@@ -304,18 +296,14 @@ class GemmCpu(Family):
         defines: dict[str, int | str] = {
             **cpu_defines(workload, target),
             **{f"KT_{name.upper()}": int(t[name]) for name in ("mr", "nv", "mc", "nc", "kc")},
-            "KT_SHORT_TILES": int(t["short_tiles"]),
-            "KT_PACK_A": _PACK_A.index(str(mem["pack_a"])),
+            "KT_PACK_A": int(mem["pack_a"] == "panel"),
             "KT_PACK_B": int(mem["pack_b"] == "panel"),
             "KT_PREFETCH_C": int(mem["prefetch_c"]),
-            "KT_PREFETCH_SOURCE": int(mem["prefetch_source"]),
-            "KT_OUTER_N": int(theta.perm["outer"] == "n"),
             "KT_INNER_M": int(theta.perm["inner"] == "m"),
             "KT_UNROLL": int(theta.unroll["k"]),
             "KT_THREADS": int(grid["threads"]),
             **{f"KT_GRID_{a.upper()}": int(grid[f"grid_{a}"]) for a in ("m", "n", "k", "batch")},
             "KT_DYNAMIC": int(theta.sync["schedule"] == "dynamic"),
-            "KT_SPIN": int(theta.sync["spin"]),
         }
         source = stub(defines) + expand(Path(__file__).with_suffix(".c"))
         return Kernel(workload, self.name, theta, "c", source)
@@ -331,9 +319,10 @@ def _regions(v: Mapping[str, Any]) -> int:
 
 
 def _micro_tile(
-    m: int, n: int, width: int, knobs: Mapping[str, Knob], target: Target
+    m: int, n: int, width: int, knobs: Mapping[str, Knob], target: Target, in_place: bool
 ) -> tuple[int, int]:
-    """Rows and vectors that pad an m x n region least and, of those, load least for each sum."""
+    """Rows and vectors that pad an m x n region least. Of those: operands in place want few loads
+    for each sum, packed ones the most sums."""
     sizes = [
         (int(mr), int(nv))
         for mr in knobs["mr"].choices
@@ -343,10 +332,11 @@ def _micro_tile(
     most = max(mr * nv for mr, nv in sizes)
     full = [(mr, nv) for mr, nv in sizes if 3 * mr * nv >= 2 * most]
 
-    def cost(tile: tuple[int, int]) -> tuple[float, float]:
+    def cost(tile: tuple[int, int]) -> tuple[float, int, float]:
         mr, nv = tile
         tiles, columns = _ceil(m, mr), _ceil(n, nv * width) * nv * width
         rows = m if m >= tiles * (mr - 1) else tiles * mr
-        return round(rows * columns / (m * n), 2), (mr + nv) / (mr * nv)
+        waste, loads = round(rows * columns / (m * n), 2), (mr + nv) / (mr * nv)
+        return waste, 0 if in_place else -mr * nv, loads
 
     return min(full, key=cost)

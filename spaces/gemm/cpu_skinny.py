@@ -45,6 +45,7 @@ class GemmCpuSkinny(Family):
         "at least as well as instructions do",
         "perm": "the storage of the large operand fixes the loop order",
         "fusion": "the epilogue is applied as a block is stored",
+        "sync": "threads take equal runs of blocks; a dynamic schedule would break the streams",
     }
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
@@ -65,7 +66,6 @@ class GemmCpuSkinny(Family):
             Ordinal("unroll", "vectors", (1, 2, 4, 8)),
             Ordinal("map", "threads", thread_counts(workload, target)),
             Ordinal("map", "slices", tuple(slices) or (1,)),
-            Ordinal("sync", "spin", (200, 2000, 20000)),
         )
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
@@ -94,25 +94,28 @@ class GemmCpuSkinny(Family):
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         assert isinstance(workload, Gemm)
         w, knobs = workload, {knob.name: knob for knob in self.knobs(workload, target)}
-        threads = thread_counts(w, target)[-1]
-        share = -(-_extents(w)[1] * w.batch // threads)
-        row_bytes = _extents(w)[0] * DTYPE_BYTES[w.dtype]
-        limit = min(share, target.l2_bytes // 2 // row_bytes)
-        choices = [b for b in knobs["block"].choices if isinstance(b, int)]
-        block = max((b for b in choices if b <= limit), default=choices[0])
+        tiny, long = _extents(w)
         streams = max(
-            s for s in _STREAMS if s <= 8 and _registers(w, s, 1) <= target.vector_registers
+            s for s in _STREAMS if s <= 4 and _registers(w, s, 1) <= target.vector_registers
         )
-        units = w.batch * -(-_extents(w)[1] // block)
-        usable = [t for t in knobs["threads"].choices if isinstance(t, int) and t <= units]
-        slices = [s for s in knobs["slices"].choices if isinstance(s, int)]
-        if not usable:  # one thread count, and too few blocks for it: share k out as well
-            enough = [s for s in slices if s * units >= threads]
-            return {"block": choices[0] if not enough else block, "streams": streams,
-                    "vectors": 1, "threads": threads, "slices": (enough or slices[-1:])[0],
-                    "spin": 2000}  # fmt: skip
-        return {"block": block, "streams": streams, "vectors": 1, "threads": usable[-1],
-                "slices": 1, "spin": 2000}  # fmt: skip
+        share = long if not _by_dots(w) else -(-long // target.cores)
+        limit = min(share, target.l2_bytes // 2 // (tiny * DTYPE_BYTES[w.dtype]))
+
+        def ints(name: str) -> list[int]:
+            return [c for c in knobs[name].choices if isinstance(c, int)]
+
+        # Long contiguous runs first: whole rows, sharing out k; shorter blocks where k is short.
+        options = [
+            (block, slices, threads)
+            for threads in reversed(ints("threads"))
+            for block in reversed(ints("block"))
+            for slices in ints("slices")
+            if block <= max(limit, ints("block")[0])
+            and w.batch * -(-long // block) * slices >= threads
+        ]
+        block, slices, threads = options[0] if options else (ints("block")[0], 1, 1)
+        return {"block": block, "streams": streams, "vectors": 1, "threads": threads,
+                "slices": slices}  # fmt: skip
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         assert isinstance(workload, Gemm)
@@ -139,7 +142,6 @@ class GemmCpuSkinny(Family):
             "KT_VECTORS": int(theta.unroll["vectors"]),
             "KT_THREADS": int(theta.map["threads"]),
             "KT_SLICES": int(theta.map["slices"]),
-            "KT_SPIN": int(theta.sync["spin"]),
         }
         source = stub(defines) + expand(Path(__file__).with_suffix(".c"))
         return Kernel(workload, self.name, theta, "c", source)

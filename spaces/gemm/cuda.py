@@ -68,6 +68,12 @@ def refuses_cuda_gemm(
     return None
 
 
+def as_gemm(workload: Workload) -> Gemm:
+    """The workload of a family that has not refused it."""
+    assert isinstance(workload, Gemm)
+    return workload
+
+
 def element_bytes(w: Gemm) -> int:
     return DTYPE_BYTES[w.dtype]
 

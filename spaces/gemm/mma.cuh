@@ -9,7 +9,6 @@
 #include "raster.cuh"
 #include "split_k.cuh"
 #include "repack.cuh"
-#include "launch.cuh"
 
 #ifndef KT_ACC_HALF
 #define KT_ACC_HALF 0 /* 1: fp16 accumulators; only where the workload asks for them */
@@ -38,11 +37,8 @@
 #ifndef KT_COPY_B
 #define KT_COPY_B 16
 #endif
-#ifndef KT_HINT_A
-#define KT_HINT_A 0 /* kt_hint */
-#endif
-#ifndef KT_HINT_B
-#define KT_HINT_B 0
+#ifndef KT_PREFETCH
+#define KT_PREFETCH 128 /* bytes that L2 fetches around each copy: 0, 128 or 256 */
 #endif
 #define KT_STORE_DIRECT 0 /* pairs of columns, as the accumulators lie */
 #define KT_STORE_WIDE 1   /* 16 bytes, put together by shuffles */
@@ -84,7 +80,7 @@
 
 // ---- shape of the work
 
-constexpr int BM = KT_BM, BN = KT_BN, BK = KT_BK, STAGES = KT_STAGES;
+constexpr int BM = KT_BM, BN = KT_BN, BK = KT_BK, STAGES = KT_STAGES, UNROLL = KT_UNROLL;
 constexpr int WARPS_MN = KT_WARPS_M * KT_WARPS_N, THREADS = 32 * WARPS_MN * KT_WARPS_K, OWNERS = 32 * WARPS_MN;
 constexpr int WARP_M = BM / KT_WARPS_M, WARP_N = BN / KT_WARPS_N, M_TILES = WARP_M / 16, N_TILES = WARP_N / 8;
 constexpr int STEPS = BK * ELEMENT_BYTES / 32 / KT_WARPS_K; // matrix instructions of a warp along one tile of k
@@ -115,9 +111,9 @@ using LayoutA = kt_tile_layout<A_ALONG_K ? BM : BK, A_INNER, KT_SWIZZLE && !A_BY
 using LayoutB = kt_tile_layout<B_ALONG_K ? BN : BK, B_INNER, KT_SWIZZLE && !B_BY_WORDS, B_BY_WORDS ? 32 : 16>;
 constexpr bool CHECK_K = KT_K % BK != 0, CHECK_M = KT_M % BM != 0, CHECK_N = KT_N % BN != 0;
 using CopyA = kt_tile_copy<LayoutA, A_ALONG_K ? BM : BK, A_INNER, A_PITCH * ELEMENT_BYTES, KT_COPY_A, THREADS,
-                           A_ALONG_K ? CHECK_M : CHECK_K, A_ALONG_K ? CHECK_K : CHECK_M, KT_HINT_A>;
+                           A_ALONG_K ? CHECK_M : CHECK_K, A_ALONG_K ? CHECK_K : CHECK_M, KT_PREFETCH>;
 using CopyB = kt_tile_copy<LayoutB, B_ALONG_K ? BN : BK, B_INNER, B_PITCH * ELEMENT_BYTES, KT_COPY_B, THREADS,
-                           B_ALONG_K ? CHECK_N : CHECK_K, B_ALONG_K ? CHECK_K : CHECK_N, KT_HINT_B>;
+                           B_ALONG_K ? CHECK_N : CHECK_K, B_ALONG_K ? CHECK_K : CHECK_N, KT_PREFETCH>;
 using FragmentsA = kt_fragments<LayoutA, A_ALONG_K, WARP_M>;
 using FragmentsB = kt_fragments<LayoutB, B_ALONG_K, WARP_N>;
 
@@ -257,7 +253,7 @@ KT_DEVICE void kt_multiply(kt_accumulators &acc, kt_loader &loader, const Fragme
         at_a.load(a[0], ring, 0);
         at_b.load(b[0], ring + LayoutA::BYTES, 0);
     }
-#pragma unroll KT_UNROLL
+#pragma unroll UNROLL
     for (int tile = 0; tile < tiles; tile++) {
         const bool more = tile + STAGES - 1 < tiles;
         if (!DOUBLE) {
@@ -313,141 +309,7 @@ KT_DEVICE void kt_join_warps(kt_acc (&acc)[ACCS], u32 group, u32 owner, u8 *shar
     }
 }
 
-// ---- the way out; `row` and `column` are those of the warp's tile in C, `index` that of the batch's C
-
-constexpr int PAIR = kt_min(C_GROUP, 2); // neighbours that a lane may store at once as they lie
-
-struct kt_out {
-    kt_output *c;
-    kt_epilogue epilogue;
-    u64 index;
-    u32 row, column;
-};
-
-// COUNT neighbours of each pair, as the accumulators lie: finished into C, or as they are into the sums of split-K.
-template <int COUNT, bool PARTIAL>
-KT_DEVICE void kt_store_direct(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane, u8 *workspace, u32 split) {
-#pragma unroll
-    for (int j = 0; j < N_TILES; j++)
-#pragma unroll
-        for (int e = 0; e < 2; e += COUNT) {
-            const u32 column = out.column + 8 * j + lane % 4 * 2 + e;
-            if (CHECK_N && column >= KT_N) continue;
-            const kt_columns<COUNT> columns = kt_load_columns<COUNT>(out.epilogue, column, !PARTIAL);
-#pragma unroll
-            for (int i = 0; i < M_TILES; i++)
-#pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const u32 row = out.row + 16 * i + 8 * h + lane / 4;
-                    if (CHECK_M && row >= KT_M) continue;
-                    const u64 index = out.index + (u64)row * KT_N + column;
-                    kt_acc sum[COUNT];
-#pragma unroll
-                    for (int g = 0; g < COUNT; g++) sum[g] = acc[4 * (i * N_TILES + j) + 2 * h + e + g];
-                    if (PARTIAL) kt_store_partial<COUNT>(workspace, split, index, sum);
-                    else kt_finish_and_store<COUNT>(out.c, index, sum, columns, out.epilogue);
-                }
-        }
-}
-
-// Pairs of neighbouring columns of several tiles, spread over the four lanes of a row, become 16 bytes of one tile in each
-// lane; the same exchange leads back. 16-bit outputs: word i is the pair of tile i, and the lanes transpose 4 x 4 words.
-// 32-bit outputs: words 2 * i, 2 * i + 1 are the pair of tile i, and neighbouring lanes swap.
-constexpr int EXCHANGE_TILES = OUTPUT_BYTES == 2 ? 4 : 2;
-KT_DEVICE void kt_exchange(u32 (&w)[4], u32 lane) {
-    if constexpr (OUTPUT_BYTES == 2) {
-#pragma unroll
-        for (int bit = 1; bit <= 2; bit *= 2)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                if (i & bit) continue;
-                const bool upper = lane & bit;
-                const u32 got = __shfl_xor_sync(0xffffffff, upper ? w[i] : w[i | bit], bit);
-                if (upper) w[i] = got;
-                else w[i | bit] = got;
-            }
-    } else {
-        const bool upper = lane & 1;
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const u32 got = __shfl_xor_sync(0xffffffff, upper ? w[i] : w[2 + i], 1);
-            if (upper) w[i] = got;
-            else w[2 + i] = got;
-        }
-    }
-}
-
-KT_DEVICE void kt_store_wide(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane) {
-    constexpr int TILES = EXCHANGE_TILES, WORDS = 4 / TILES; // words of a pair
-    static_assert(KT_STORE != KT_STORE_WIDE || (N_TILES % TILES == 0 && C_GROUP * OUTPUT_BYTES == 16), "16-byte stores");
-    const u32 quad = lane % 4;
-    const u32 own_column = OUTPUT_BYTES == 2 ? 8 * quad : 8 * (quad % 2) + 4 * (quad / 2);
-#pragma unroll
-    for (int j0 = 0; j0 + TILES <= N_TILES; j0 += TILES) {
-        kt_columns<2> columns[TILES];
-#pragma unroll
-        for (int j = 0; j < TILES; j++) {
-            const u32 column = out.column + 8 * (j0 + j) + 2 * quad;
-            columns[j] = kt_load_columns<2>(out.epilogue, column, column < KT_N);
-        }
-        const u32 column = out.column + 8 * j0 + own_column;
-#pragma unroll
-        for (int i = 0; i < M_TILES; i++)
-#pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const u32 row = out.row + 16 * i + 8 * h + lane / 4;
-                const u64 index = out.index + (u64)row * KT_N + column;
-                const bool inside = row < KT_M && column < KT_N;
-                kt_words<4> w, residual = {};
-                if (KT_HAS_RESIDUAL) {
-                    if (inside) residual = kt_load_words<4>(out.epilogue.residual + index);
-                    kt_exchange(residual.w, lane);
-                }
-#pragma unroll
-                for (int j = 0; j < TILES; j++) {
-                    const int at = 4 * (i * N_TILES + j0 + j) + 2 * h;
-                    const kt_acc pair[2] = {acc[at], acc[at + 1]};
-                    kt_output_words<2> with;
-#pragma unroll
-                    for (int v = 0; v < WORDS; v++) with.words.w[v] = residual.w[WORDS * j + v];
-                    kt_math other[2];
-                    kt_unpack_outputs<2>(other, with);
-                    const kt_output_words<2> done = kt_finish<2>(pair, columns[j], other);
-#pragma unroll
-                    for (int v = 0; v < WORDS; v++) w.w[WORDS * j + v] = done.words.w[v];
-                }
-                kt_exchange(w.w, lane);
-                if (inside) kt_store_words(out.c + index, w);
-            }
-    }
-}
-
-// Sixteen rows of the warp's tile at a time, in the warp's own slab of shared memory.
-KT_DEVICE void kt_store_staged(const kt_acc (&acc)[ACCS], const kt_out &out, u32 lane, kt_acc *slab) {
-    constexpr int PER_ROW = WARP_N / C_GROUP, GROUPS = 16 * PER_ROW;
-#pragma unroll
-    for (int i = 0; i < M_TILES; i++) {
-        __syncwarp();
-#pragma unroll
-        for (int j = 0; j < N_TILES; j++)
-#pragma unroll
-            for (int h = 0; h < 2; h++)
-                kt_store_words(slab + (8 * h + lane / 4) * SLAB_STRIDE + 8 * j + lane % 4 * 2,
-                               kt_acc_words<2>(acc + 4 * (i * N_TILES + j) + 2 * h));
-        __syncwarp();
-#pragma unroll 4
-        for (int first = 0; first < GROUPS; first += 32) {
-            const u32 group = first + lane, row = group / PER_ROW;
-            const u32 local = (32 % PER_ROW == 0 ? lane : group) % PER_ROW * C_GROUP, column = out.column + local;
-            if ((GROUPS % 32 && group >= GROUPS) || out.row + 16 * i + row >= KT_M || column >= KT_N) continue;
-            kt_acc sum[C_GROUP];
-#pragma unroll
-            for (int e = 0; e < C_GROUP; e++) sum[e] = slab[row * SLAB_STRIDE + local + e];
-            kt_finish_and_store<C_GROUP>(out.c, out.index + (u64)(out.row + 16 * i + row) * KT_N + column, sum,
-                                         kt_load_columns<C_GROUP>(out.epilogue, column, true), out.epilogue);
-        }
-    }
-}
+#include "mma_store.cuh"
 
 // ---- kernels
 
@@ -492,8 +354,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     if (KT_STORE == KT_STORE_STAGED) kt_store_staged(acc, out, lane, (kt_acc *)kt_shared + warp % WARPS_MN * 16 * SLAB_STRIDE);
 }
 
-#if KT_REPACK_A || KT_REPACK_B
+#define KT_HAS_REPACK (KT_REPACK_A || KT_REPACK_B)
+#if KT_HAS_REPACK
 constexpr u64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS = VECTORS_A + (KT_REPACK_B ? RepackedB::VECTORS : 0);
+constexpr u64 REPACK_BLOCKS = kt_ceil_div<u64>(VECTORS, REPACK_THREADS);
+static_assert(REPACK_BLOCKS < 1ull << 31, "grid");
 
 extern "C" __global__ void __launch_bounds__(REPACK_THREADS) kt_repack(KT_PARAMETERS) {
     (void)c;
@@ -504,21 +369,4 @@ extern "C" __global__ void __launch_bounds__(REPACK_THREADS) kt_repack(KT_PARAME
 }
 #endif
 
-#ifndef __CUDACC_RTC__
-extern "C" size_t kt_workspace_bytes(void) { return WORKSPACE_BYTES; }
-
-extern "C" int kt_launch(void *const *args, void *workspace, void *stream) {
-    int error = 0;
-#if KT_REPACK_A || KT_REPACK_B
-    const u64 blocks = kt_ceil_div<u64>(VECTORS, REPACK_THREADS);
-    error = kt_start((const void *)kt_repack, blocks, REPACK_THREADS, 0, args, workspace, stream);
-    if (error) return error;
-#endif
-    error = kt_start((const void *)kt_kernel, (u64)BLOCKS * KT_BATCH * KT_SPLIT_K, THREADS, SHARED_BYTES, args, workspace, stream);
-#if KT_SPLIT_K > 1 && KT_SPLIT_MODE == KT_SPLIT_KERNEL
-    if (error) return error;
-    error = kt_start((const void *)kt_reduce, kt_reduce_blocks(), REDUCE_THREADS, 0, args, workspace, stream);
-#endif
-    return error;
-}
-#endif
+#include "launch.cuh"

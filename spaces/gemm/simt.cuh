@@ -8,7 +8,6 @@
 #include "epilogue.cuh"
 #include "raster.cuh"
 #include "split_k.cuh"
-#include "launch.cuh"
 
 // tile
 #ifndef KT_TM
@@ -74,8 +73,8 @@ static_assert(WORKSPACE_BYTES == KT_EXPECT_WORKSPACE_BYTES && Splits::ZEROED == 
 template <int ROWS, int EXTENT, i64 LD, bool K_MAJOR> struct kt_operand_copy {
     static constexpr bool CHECK_ROWS = EXTENT % ROWS != 0, CHECK_K = KT_K % BK != 0;
     static constexpr int WIDTH = kt_alignment(LD * ELEMENT_BYTES, 16);
-    using Straight = kt_tile_copy<Layout<ROWS, K_MAJOR>, BK, ROWS * ELEMENT_BYTES, LD * ELEMENT_BYTES, WIDTH, THREADS, CHECK_K, CHECK_ROWS, 0>;
-    using Transposing = kt_transposing_copy<ROWS, BK, Layout<ROWS, K_MAJOR>::STRIDE, LD * ELEMENT_BYTES, THREADS, CHECK_ROWS, CHECK_K, 0>;
+    using Straight = kt_tile_copy<Layout<ROWS, K_MAJOR>, BK, ROWS * ELEMENT_BYTES, LD * ELEMENT_BYTES, WIDTH, THREADS, CHECK_K, CHECK_ROWS, 128>;
+    using Transposing = kt_transposing_copy<ROWS, BK, Layout<ROWS, K_MAJOR>::STRIDE, LD * ELEMENT_BYTES, THREADS, CHECK_ROWS, CHECK_K, 128>;
     template <bool, class T, class> struct choose { using type = T; };
     template <class T, class F> struct choose<false, T, F> { using type = F; };
 
@@ -231,15 +230,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     }
 }
 
-#ifndef __CUDACC_RTC__
-extern "C" size_t kt_workspace_bytes(void) { return WORKSPACE_BYTES; }
-
-extern "C" int kt_launch(void *const *args, void *workspace, void *stream) {
-    int error = kt_start((const void *)kt_kernel, (u64)BLOCKS * KT_BATCH * KT_SPLIT_K, THREADS, SHARED_BYTES, args, workspace, stream);
-#if KT_SPLIT_K > 1 && KT_SPLIT_MODE == KT_SPLIT_KERNEL
-    if (error) return error;
-    error = kt_start((const void *)kt_reduce, kt_reduce_blocks(), REDUCE_THREADS, 0, args, workspace, stream);
-#endif
-    return error;
-}
-#endif
+#include "launch.cuh"

@@ -22,6 +22,7 @@ from .cuda import (
     Floats,
     SplitWorkspace,
     alignment,
+    as_gemm,
     ceil_div,
     element_bytes,
     is_legal,
@@ -46,7 +47,7 @@ from .cuda import (
     wave_footprint,
 )
 
-_THREAD_TILE = (4, 8, 16)
+_THREAD_TILE = (4, 8, 12, 16)
 _BLOCK_K = (8, 16, 32)
 _STAGES = (2, 3, 4, 5, 6)
 _LANES_M = (2, 4, 8, 16)
@@ -158,7 +159,7 @@ class GemmSimt(Family):
         return refuses_cuda_gemm(workload, target, ("fp32", "fp64"), "computes in")
 
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         tiles = _THREAD_TILE if element_bytes(w) == 4 else _THREAD_TILE[:2]
         m_blocks, n_blocks = ceil_div(w.m, _SMALLEST), ceil_div(w.n, _SMALLEST)
         grid = ceil_div(w.m, _LARGEST) * ceil_div(w.n, _LARGEST) * w.batch
@@ -179,7 +180,7 @@ class GemmSimt(Family):
         ]
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
-        w = _gemm(workload)
+        w = as_gemm(workload)
 
         def plan(v: Any) -> _Plan:
             return _Plan(w, v)
@@ -217,10 +218,10 @@ class GemmSimt(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return _default(_gemm(workload), target, self)
+        return _default(as_gemm(workload), target, self)
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         p = _Plan(w, values)
         resident = occupancy(target, p.threads, p.shared_bytes, p.registers)
         ctas = p.blocks * values["split_k"]
@@ -254,7 +255,7 @@ class GemmSimt(Family):
         return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
 
     def kernel(self, workload: Workload, target: Target, theta: Theta) -> Kernel:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         v: dict[str, Any] = {name: value for _, name, value in theta.items()}
         p = _Plan(w, v)
         defines = {
@@ -272,11 +273,6 @@ class GemmSimt(Family):
             w, self.name, theta, "cuda", source,
             launches=p.launches(), workspace_bytes=p.split.bytes, zeroed_bytes=p.split.zeroed,
         )  # fmt: skip
-
-
-def _gemm(workload: Workload) -> Gemm:
-    assert isinstance(workload, Gemm)
-    return workload
 
 
 def _fitting(extent: int) -> int:

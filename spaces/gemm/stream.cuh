@@ -5,7 +5,6 @@
 #include "thin.cuh"
 #include "thin_mma.cuh"
 #include "thin_fma.cuh"
-#include "launch.cuh"
 
 // tile
 #ifndef KT_ROWS
@@ -132,15 +131,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     kt_finish_thin<BLOCK, KT_WARPS_K, THREADS, Splits>(sums, block, BLOCKS, batch, split, KT_EPILOGUE_OPERANDS, c, workspace);
 }
 
-#ifndef __CUDACC_RTC__
-extern "C" size_t kt_workspace_bytes(void) { return WORKSPACE_BYTES; }
-
-extern "C" int kt_launch(void *const *args, void *workspace, void *stream) {
-    int error = kt_start((const void *)kt_kernel, (u64)BLOCKS * KT_BATCH * KT_SPLIT_K, THREADS, SHARED_BYTES, args, workspace, stream);
-#if KT_SPLIT_K > 1 && KT_SPLIT_MODE == KT_SPLIT_KERNEL
-    if (error) return error;
-    error = kt_start((const void *)kt_reduce, kt_reduce_blocks(), REDUCE_THREADS, 0, args, workspace, stream);
-#endif
-    return error;
-}
-#endif
+#include "launch.cuh"

@@ -23,6 +23,7 @@ from .cuda import (
     VECTOR,
     Floats,
     SplitWorkspace,
+    as_gemm,
     ceil_div,
     element_bytes,
     is_legal,
@@ -177,7 +178,7 @@ class GemmStream(Family):
         why = refuses_cuda_gemm(workload, target, ("fp16", "bf16", "fp32"), "streams")
         if why is not None:
             return why
-        s = _Shape(_gemm(workload))
+        s = _Shape(as_gemm(workload))
         if s.tiny > _TINY:
             return f"serves M or N up to {_TINY}"
         fewest = ceil_div(s.steps, min(SPLIT_K[-1], s.steps))
@@ -186,7 +187,7 @@ class GemmStream(Family):
         return None
 
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         s = _Shape(w)
         return [
             Ordinal("tile", "rows", s.rows),
@@ -200,7 +201,7 @@ class GemmStream(Family):
         ]
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         s = _Shape(w)
 
         def plan(v: Any) -> _Plan:
@@ -246,10 +247,10 @@ class GemmStream(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return _default(_gemm(workload), target, self)
+        return _default(as_gemm(workload), target, self)
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         p = _Plan(w, values)
         resident = occupancy(target, p.threads, p.shared_bytes, p.registers)
         ctas = p.blocks * values["split_k"]
@@ -275,7 +276,7 @@ class GemmStream(Family):
         return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
 
     def kernel(self, workload: Workload, target: Target, theta: Theta) -> Kernel:
-        w = _gemm(workload)
+        w = as_gemm(workload)
         v: dict[str, Any] = {name: value for _, name, value in theta.items()}
         p = _Plan(w, v)
         defines = {
@@ -292,11 +293,6 @@ class GemmStream(Family):
             w, self.name, theta, "cuda", source,
             launches=p.launches(), workspace_bytes=p.split.bytes, zeroed_bytes=p.split.zeroed,
         )  # fmt: skip
-
-
-def _gemm(workload: Workload) -> Gemm:
-    assert isinstance(workload, Gemm)
-    return workload
 
 
 def _default(w: Gemm, target: Target, family: GemmStream) -> Mapping[str, Value]:

@@ -204,7 +204,7 @@ static inline void emu_do(const emu_copy &c) {
     memset(c.to, 0, c.bytes);
     memcpy(c.to, c.from, c.valid);
 }
-template <int BYTES, int HINT> static inline void kt_copy_async(u32 to, const void *from, u32 valid, u64) {
+template <int BYTES, int PREFETCH> static inline void kt_copy_async(u32 to, const void *from, u32 valid) {
     if (valid) emu_aligned(from, BYTES);
     const emu_copy c = {emu_shared(to, BYTES), (const u8 *)from, BYTES, valid};
     if (emu_random() & 1) emu_do(c);

@@ -60,12 +60,16 @@ class Nvrtc:
 def find_nvrtc() -> Nvrtc:
     """NVRTC if the extra is installed; raises ToolchainError with the command otherwise."""
     try:
-        importlib.import_module("cuda.bindings")
-        return Nvrtc(importlib.metadata.version("nvidia-cuda-nvrtc"))
-    except ImportError:  # includes PackageNotFoundError
+        bindings = importlib.import_module("cuda.bindings.nvrtc")
+    except ImportError:
         raise ToolchainError(
             "building for CUDA targets needs NVRTC: pip install 'kt[cuda-build]'"
         ) from None
+    try:
+        return Nvrtc(importlib.metadata.version("nvidia-cuda-nvrtc"))
+    except importlib.metadata.PackageNotFoundError:  # a toolkit that pip did not install
+        _, major, minor = bindings.nvrtcVersion()
+        return Nvrtc(f"{major}.{minor}")
 
 
 @functools.cache
