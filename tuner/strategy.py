@@ -180,14 +180,13 @@ class Guided:
     def _starts(self, state: State, rng: np.random.Generator) -> Points:
         """Chains go on where they were, a quarter restarted: at the best measured, and anew."""
         best = state.best_measured(CHAINS // 8)
-        fresh = state.space.sample(rng, CHAINS - len(best), state.measured)
         if self._chains is None:
-            starts = np.concatenate([best, fresh])
-            return np.resize(starts if len(starts) else state.proposed, CHAINS)
+            fresh = state.space.sample(rng, CHAINS - len(best))
+            return np.resize(np.concatenate([best, fresh]), CHAINS)
         kept = self._chains.copy()
         kept[: len(best)] = best
-        restarted = min(CHAINS // 8, len(fresh))
-        kept[len(kept) - restarted :] = fresh[:restarted]
+        fresh = state.space.sample(rng, CHAINS // 8)
+        kept[len(kept) - len(fresh) :] = fresh
         return kept
 
     def _sweep(self, state: State) -> Points:

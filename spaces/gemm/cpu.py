@@ -251,8 +251,8 @@ class GemmCpu(Family):
         kc = nearest("kc", 4096 // size)
         # Packing pays when a panel is used often and the operands do not sit in L2 anyway.
         fits = (m + n) * _ceil(w.k, grid["k"]) * size <= target.l2_bytes
-        mr, nv = _micro_tile(m, n, width, knobs, target, in_place=fits)
-        leave_a = w.layout[0] == "n" and (fits or n <= 2 * nv * width)
+        leave_a = w.layout[0] == "n" and (fits or n <= 8 * width)
+        mr, nv = _micro_tile(m, n, width, knobs, target, in_place=leave_a)
         leave_b = w.layout[1] == "n" and (fits or m <= 2 * mr) and nv * width <= w.n
         return {
             "mr": mr, "nv": nv, "kc": kc,

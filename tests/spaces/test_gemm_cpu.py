@@ -232,7 +232,7 @@ CASES = [
     (
         Gemm(m=61, n=75, k=50),
         GemmCpu(),
-        {"tile__nv": 2, "mem__pack_a": "none", "mem__pack_b": "none"},
+        {"tile__mr": 6, "tile__nv": 2, "mem__pack_a": "none", "mem__pack_b": "none"},
     ),
     (Gemm(m=61, n=75, k=50, layout="tt"), GemmCpu(), {}),
     (Gemm(m=61, n=75, k=600), GemmCpu(), {"map__grid_k": 2, "map__grid_n": 1}),
