@@ -181,11 +181,12 @@ class Guided:
         """Chains go on where they were, a quarter restarted: at the best measured, and anew."""
         best = state.best_measured(CHAINS // 8)
         if self._chains is None:
-            fresh = state.space.sample(rng, CHAINS - len(best))
-            return np.resize(np.concatenate([best, fresh]), CHAINS)
+            fresh = state.space.sample(rng, CHAINS - len(best), state.measured)
+            starts = np.concatenate([best, fresh])
+            return np.resize(starts if len(starts) else state.proposed, CHAINS)
         kept = self._chains.copy()
         kept[: len(best)] = best
-        fresh = state.space.sample(rng, CHAINS // 8)
+        fresh = state.space.sample(rng, CHAINS // 8, state.measured)
         kept[len(kept) - len(fresh) :] = fresh
         return kept
 
