@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -10,7 +11,8 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +22,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ("numpy", "xgboost", "scikit-learn", "scipy")
+MOST_SAMPLES = 200
 
 
 def slug(workload: str) -> str:
@@ -40,6 +43,37 @@ def ratio_interval(
     return float(np.median(a) / np.median(b)), float(low), float(high)
 
 
+def thinned(samples: Sequence[float]) -> list[float]:
+    """At most `MOST_SAMPLES` of interleaved samples, evenly spaced."""
+    step = -(-len(samples) // MOST_SAMPLES)
+    return list(samples[:: max(step, 1)])
+
+
+def versus(
+    ours: Sequence[float], default: Sequence[float], opponents: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
+    """A row's times, ratio and raw samples; its opponent is the fastest of `opponents`."""
+    rest = {name: thinned(us) for name, us in opponents.items()}
+    fastest = min(rest, key=lambda name: statistics.median(rest[name]))
+    opponent, mine, untuned = rest.pop(fastest), thinned(ours), thinned(default)
+    ratio, low, high = ratio_interval(opponent, mine)
+    return {
+        "opponent": fastest, "opponent_us": median(opponent), "kt_us": median(mine),
+        "ratio": round(ratio, 4), "ratio_low": round(low, 4), "ratio_high": round(high, 4),
+        "others": {name: median(us) for name, us in rest.items()}, "default_us": median(untuned),
+        "samples": {"kt_us": mine, "opponent_us": opponent, "default_us": untuned, **rest},
+    }  # fmt: skip
+
+
+def versions(names: Sequence[str]) -> dict[str, str]:
+    """Versions of those that are installed."""
+    found = {"python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def commit() -> str:
     """The checked-out commit, marked when the tree differs from it."""
     git = ["git", "-C", str(HERE)]
@@ -54,9 +88,17 @@ def commit() -> str:
 class Results:
     """The rows of one class in `benchmarks/results/<device>/<name>.json`."""
 
-    def __init__(self, device: str, name: str, fingerprint: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        device: str,
+        name: str,
+        fingerprint: Mapping[str, Any],
+        libraries: Sequence[str] = LIBRARIES,
+        kt: str = "",
+    ) -> None:
         self.path = HERE / "results" / device / f"{name}.json"
         self.name, self._fingerprint = name, fingerprint
+        self._libraries, self._kt = libraries, kt or commit()
         self.rows: dict[str, dict[str, Any]] = {}
         if self.path.exists():
             self.rows = {r["workload"]: r for r in json.loads(self.path.read_text())["rows"]}
@@ -66,10 +108,8 @@ class Results:
         self.rows[row["workload"]] = {"class": self.name, **row}
         document = {
             "schema": 1, "command": " ".join(["python", *sys.argv]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
-            "device": self._fingerprint,
-            "libraries": {"python": platform.python_version()}
-            | {name: metadata.version(name) for name in LIBRARIES},
+            "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": self._kt,
+            "device": self._fingerprint, "libraries": versions(self._libraries),
             "rows": list(self.rows.values()),
         }  # fmt: skip
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,3 +128,18 @@ def compressed(log: Path) -> Path:
 
 def median(samples: Sequence[float]) -> float:
     return round(statistics.median(samples), 3)
+
+
+def packed(name: str, device: str, folder: Path) -> Path:
+    """Writes one archive of a class's results and logs, with paths below `benchmarks/`.
+
+    `tar -xzf ARCHIVE -C benchmarks` puts them in place.
+    """
+    archive = folder / f"{name}.tar.gz"
+    logs = sorted((HERE / "logs").glob(f"{name}-gemm-*.jsonl.gz"))
+    draft = archive.with_suffix(".tmp")
+    with tarfile.open(draft, "w:gz") as tar:
+        for path in (HERE / "results" / device / f"{name}.json", *logs):
+            tar.add(path, str(path.relative_to(HERE)))
+    os.replace(draft, archive)
+    return archive

@@ -37,6 +37,11 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
+def shown(us: float) -> str:
+    """Microseconds with the digits that a measurement has."""
+    return f"{us:.2f}" if us < 100 else f"{us:.1f}"
+
+
 def table(name: str) -> str:
     """A class as Markdown: a row a workload, losses as plain as wins, and the mean."""
     rows = rows_of(name)
@@ -49,8 +54,8 @@ def table(name: str) -> str:
     ]
     for row in rows:
         lines.append(
-            f"| `{row['workload']}` | {row['kt_us']:.1f} | {row['default_us']:.1f} "
-            f"| {row['opponent']} | {row['opponent_us']:.1f} "
+            f"| `{row['workload']}` | {shown(row['kt_us'])} | {shown(row['default_us'])} "
+            f"| {row['opponent']} | {shown(row['opponent_us'])} "
             f"| {row['ratio']:.2f} ({row['ratio_low']:.2f}–{row['ratio_high']:.2f}) "
             f"| {row['default_us'] / row['kt_us']:.2f} "
             f"| {100 * row['bound_us'] / row['kt_us']:.0f} |"

@@ -62,6 +62,7 @@ class Journal:
             if path.exists() and not path.is_file():
                 raise LogError(f"cannot write log {path}: not a regular file")
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._created = not path.exists()
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise LogError(f"cannot write log {path}: {error.strerror}") from None
@@ -82,6 +83,8 @@ class Journal:
 
     def close(self) -> None:
         if self._fd >= 0:
+            if self._created and os.fstat(self._fd).st_size == 0:
+                self.path.unlink(missing_ok=True)  # nothing came of it
             os.close(self._fd)
             self._fd = -1
 

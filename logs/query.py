@@ -104,6 +104,11 @@ class Best:
     final: FinalRecord | None
 
     @property
+    def rank(self) -> tuple[bool, float]:
+        """Smaller is better: verified before unverified, then by time."""
+        return self.final is None, self.us
+
+    @property
     def vendor_us(self) -> float | None:
         """The vendor library's time in the final's rounds."""
         samples = self.final.vendor_us if self.final else ()
@@ -131,15 +136,18 @@ def best_of(run: Run, workload: str) -> Best | None:
 
 
 def best_trials(records: Sequence[Record]) -> list[Best]:
-    """The best of every (workload, device) over all runs, in order of first appearance."""
-    found: dict[tuple[str, str, str], Best] = {}
+    """The best of every workload on every device over all runs, in order of first appearance.
+
+    A verified final is preferred to a single trial's time.
+    """
+    found: dict[tuple[str, tuple[str, str, str, int]], Best] = {}
     for run in runs(records):
         for workload in run.header.workloads:
             best = best_of(run, workload)
             if best is None:
                 continue
-            key = (workload, best.target.kind, best.target.processor)
-            if key not in found or best.us < found[key].us:
+            key = (workload, best.target.device)
+            if key not in found or best.rank < found[key].rank:
                 found[key] = best
     return list(found.values())
 

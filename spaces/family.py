@@ -33,8 +33,6 @@ class Family(ABC):
     """What a kernel family declares. Methods are pure functions of workload and target."""
 
     name: str
-    operator: str
-    target_kind: str
     empty: Mapping[str, str]
     """Why a component of θ has no knob in this family, by component."""
 

@@ -38,10 +38,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     registers_sm: int = 0
     threads_sm: int = 0
 
+    @property
+    def device(self) -> tuple[str, str, str, int]:
+        """What makes two targets one device."""
+        return self.kind, self.arch, self.processor, self.cores
+
     def same_device(self, other: Target) -> bool:
         """Whether a measurement on `other` speaks for this device."""
-        mine, theirs = ((t.kind, t.arch, t.processor, t.cores) for t in (self, other))
-        return mine == theirs
+        return self.device == other.device
 
     def descriptors(self) -> dict[str, float]:
         """Numbers that describe the device to the cost model."""

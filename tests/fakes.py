@@ -22,7 +22,7 @@ from kt.tuner.measure import VENDOR, Candidate, FrozenBatch, Measured
 class FakeFamily(Family):
     """Six knobs with a product rule; times follow `analytic_us`."""
 
-    name, operator, target_kind = "fake", "gemm", "cpu"
+    name = "fake"
     empty: Mapping[str, str] = {"perm": "the fake has no loops"}
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
@@ -97,6 +97,7 @@ class AnalyticMeasurer:
 
     def prepare(self, workloads: Sequence[Workload]) -> None:
         self.workloads = tuple(workloads)
+        self.known.clear()
 
     def bound(self, dtype: str) -> Bound:
         return Bound(1e12, 1e11)
@@ -118,6 +119,7 @@ class AnalyticMeasurer:
         order = list(batch.candidates)
         if self._rng is not None:
             order = [order[i] for i in self._rng.permutation(len(order))]
+            order.sort(key=lambda c: duplicates[c.trial] != c.trial)  # after their originals
         for candidate in order:
             if self.die_after is not None and len(self.measured) >= self.die_after:
                 raise KeyboardInterrupt
@@ -139,7 +141,9 @@ class AnalyticMeasurer:
         outcome = self.outcome(candidate.kernel.theta)
         return Measured(candidate.trial, outcome, facts, Seconds(0.01, 0.01, 0.02))
 
-    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
+    def finals(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
         entries = []
         for candidate in candidates:
             outcome = self.outcome(candidate.kernel.theta)

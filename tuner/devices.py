@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from kt.spaces.errors import TargetError
+from kt.spaces.errors import SettingsError, TargetError
 from kt.spaces.target import Target, detect_cpu, named_target
 
 # Present wherever the NVIDIA kernel driver is loaded; the second one is WSL's.
@@ -45,6 +46,45 @@ def detect_gpu(asked: str) -> Target:
     from .backend.query import gpus, target_of
 
     return target_of(gpus()[0])
+
+
+def devices_like(target: Target) -> list[Target]:
+    """This machine's devices of the same kind, the GPUs by index; empty without any."""
+    if target.kind == "cpu":
+        return [detect_cpu()]
+    if not has_nvidia_driver():
+        return []
+    from .backend.query import gpus, target_of
+
+    try:
+        return [target_of(gpu) for gpu in gpus()]
+    except TargetError:
+        return []
+
+
+def chosen_gpus(target: Target, given: Sequence[int] | None) -> tuple[int, ...]:
+    """The GPUs to measure on: those `given`, else all that are like the target.
+
+    Raises SettingsError for one that is not there or is another device. The CPU has none.
+    """
+    if target.kind == "cpu":
+        if given is not None:
+            raise SettingsError(f"--gpus {_joined(given)}: the target is {target.processor}")
+        return ()
+    found = devices_like(target)
+    alike = tuple(i for i, device in enumerate(found) if device.same_device(target))
+    if given is None:
+        return alike or (0,)
+    if wrong := [index for index in given if index not in alike]:
+        raise SettingsError(
+            f"--gpus {_joined(given)}: no {target.processor} at {_joined(wrong)}; accepts "
+            f"{_joined(alike) or 'none'}"
+        )
+    return tuple(given)
+
+
+def _joined(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 def described_target(name: str) -> Target:

@@ -19,10 +19,13 @@ from . import text
 from .versions import kt_version
 
 MARK = "/* kt kernel: "
+PYTHON_MARK = "# kt kernel: "
 JSON_MARK = '{"kt_kernel"'
-BUILD = "cc -O3 -shared -fPIC -pthread -o kernel.so kernel.c -lm"
+CUBIN_MARK = (b"\x7fELF", b".text.kt_kernel")
+"""How a cubin begins, and the section that every one of ours has."""
 _LONGEST = 2000
-_C_TYPES = {"fp32": "float", "fp64": "double"}
+_C_TYPES = {"fp32": "float", "fp64": "double", "tf32": "float", "int32": "int",
+            "int8": "signed char"}  # fmt: skip
 
 
 def comment_text(foreign: str) -> str:
@@ -58,11 +61,14 @@ def facts(best: Best) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def c_text(best: Best, kernel: Kernel, workload: Workload, log: str) -> str:
-    """The self-contained C file."""
+def source_text(best: Best, kernel: Kernel, workload: Workload, log: str) -> str:
+    """The self-contained source: one C file, or one CUDA file."""
     described = json.dumps(facts(best), separators=(",", ":"))
     define = f"#define KT_DESCRIBE {c_string(described)}\n\n"
-    return _comment(best, workload, log) + define + kernel.source
+    rows = [*provenance(best, workload, log), *_use(best, kernel, workload)]
+    lines = [f" * {name:10} {comment_text(value)}\n" for name, value in rows]
+    head = f"{MARK}{comment_text(str(workload))}\n *\n{''.join(lines)} */\n"
+    return head + define + kernel.source
 
 
 def json_text(best: Best) -> str:
@@ -70,28 +76,46 @@ def json_text(best: Best) -> str:
     return json.dumps(facts(best) | {"record": msgspec.to_builtins(best.trial)}) + "\n"
 
 
-def _comment(best: Best, workload: Workload, log: str) -> str:
+def provenance(best: Best, workload: Workload, log: str) -> list[tuple[str, str]]:
+    """Where a kernel comes from: names and values, not escaped yet."""
     trial, target = best.trial, best.target
+    cores = "cores" if target.kind == "cpu" else "SMs"
+    return [
+        ("theta", str(trial.theta)),
+        ("family", trial.family),
+        ("time", _time_text(best, workload)),
+        ("device", f"{target.processor} ({target.arch}, {target.cores} {cores})"),
+        ("measured", f"{trial.time} in run {trial.run}, trial {trial.trial} of {log}"),
+        ("kt", kt_version()),
+    ]
+
+
+def _use(best: Best, kernel: Kernel, workload: Workload) -> list[tuple[str, str]]:
+    """How the source is built and called."""
     arguments = ", ".join(
         f"{'const ' if i + 1 < len(operands) else ''}{_C_TYPES.get(o.dtype, o.dtype)} {o.name}"
         + "".join(f"[{extent}]" for extent in o.shape)
         for operands in [(*workload.inputs(), workload.output())]
         for i, o in enumerate(operands)
     )
-    rows = [
-        ("theta", str(trial.theta)),
-        ("family", trial.family),
-        ("time", _time_text(best, workload)),
-        ("device", f"{target.processor} ({target.arch}, {target.cores} cores)"),
-        ("measured", f"{trial.time} in run {trial.run}, trial {trial.trial} of {log}"),
-        ("kt", kt_version()),
-        ("build", BUILD),
-        ("call", "int kt_launch(void *const *args, void *workspace), 0 = done"),
-        ("args", arguments),
-        ("workspace", "kt_workspace_bytes() bytes, aligned to 256"),
-    ]
-    lines = [f" * {name:10} {comment_text(value)}\n" for name, value in rows]
-    return f"{MARK}{comment_text(str(workload))}\n *\n{''.join(lines)} */\n"
+    if kernel.language == "c":
+        return [
+            ("build", "cc -O3 -shared -fPIC -pthread -o kernel.so kernel.c -lm"),
+            ("call", "int kt_launch(void *const *args, void *workspace), 0 = done"),
+            ("args", arguments),
+            ("workspace", "kt_workspace_bytes() bytes, aligned to 256"),
+        ]
+    compiler = f"nvcc -O3 -arch={best.target.arch} --shared -Xcompiler -fPIC"
+    return [
+        ("build", f"{compiler} -o kernel.so kernel.cu"),
+        ("call", "int kt_launch(void *const *args, void *workspace, void *stream)"),
+        ("returns", "0 once it is enqueued, else a cudaError_t; allocates nothing"),
+        ("args", f"{arguments}; on the device, aligned to 16"),
+        ("workspace", f"kt_workspace_bytes() = {kernel.workspace_bytes} bytes, aligned to 256, for "
+                      "one stream at a time"),
+        ("zeroed", f"the first kt_workspace_zeroed_bytes() = {kernel.zeroed_bytes} of them, before "
+                   "the first launch; every launch leaves them zero"),
+    ]  # fmt: skip
 
 
 def _time_text(best: Best, workload: Workload) -> str:
@@ -101,6 +125,10 @@ def _time_text(best: Best, workload: Workload) -> str:
     return f"{best.us:.1f} us ({text.rate_of(workload.flops, best.us)}){default}"
 
 
-def is_ours(head: bytes) -> bool:
-    """Whether a file with this beginning is a kernel that kt wrote, and may be replaced."""
-    return not head or head.startswith((MARK.encode(), JSON_MARK.encode()))
+def is_ours(content: bytes) -> bool:
+    """Whether a file that begins with `content` is a kernel that kt wrote, and may be replaced."""
+    magic, section = CUBIN_MARK
+    if content.startswith(magic):
+        return section in content
+    marks = (MARK, PYTHON_MARK, JSON_MARK)
+    return not content or content.startswith(tuple(mark.encode() for mark in marks))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 
 from kt.logs.record import FinalEntry, FinalRecord
@@ -11,17 +12,24 @@ from .measure import VENDOR, Candidate, Measurer
 from .session import Session, now
 
 LEAST_NOISE = 0.005
+LEAST_SECONDS = 0.5
+"""A final that has less time than this is not held."""
 _MAD_TO_SIGMA, _MEDIAN_ERROR = 1.4826, 1.2533
 
 
-def hold_finals(session: Session, measurer: Measurer, which: int) -> FinalRecord | None:
-    """Chooses a workload's winner; None when nothing was measured. Logs the record."""
+def hold_finals(
+    session: Session, measurer: Measurer, which: int, deadline: float | None = None
+) -> FinalRecord | None:
+    """Chooses a workload's winner and logs the record.
+
+    None when nothing was measured, or when the deadline leaves no time for a comparison.
+    """
     finalists = _finalists(session, which)
-    if not finalists:
+    if not finalists or (deadline is not None and deadline - time.monotonic() < LEAST_SECONDS):
         return None
     space = session.spaces[which]
     candidates = [Candidate(trial, space.kernel(point)) for trial, point in finalists]
-    timed = measurer.finals(session.workloads[which], candidates)
+    timed = measurer.finals(session.workloads[which], candidates, deadline)
     entries = [entry for entry in timed if entry.trial != VENDOR]
     vendor_us = next((entry.us for entry in timed if entry.trial == VENDOR), ())
     noise = _noise(entries)

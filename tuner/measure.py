@@ -54,7 +54,10 @@ class Measurer(Protocol):
     """Builds and runs candidates. One object serves a whole tuning run."""
 
     def prepare(self, workloads: Sequence[Workload]) -> None:
-        """Makes inputs and references; raises KtError when the device cannot hold them."""
+        """Begins a run: makes inputs and references, and knows no binary.
+
+        Raises KtError when the device cannot hold them.
+        """
 
     def bound(self, dtype: str) -> Bound:
         """Measured limits of the device for `dtype`."""
@@ -72,15 +75,18 @@ class Measurer(Protocol):
         """Begins building a batch; returns at once."""
 
     def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
-        """Each candidate's result as it becomes final, once each, in any order.
+        """Each candidate's result as it becomes final, once each; a duplicate after its original.
 
         At `deadline` (of `time.monotonic`) what is running is ended and the rest is left out.
         """
 
-    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
+    def finals(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
         """Verifies on other seeds and repeatedly, then times interleaved with each other.
 
         An entry for each candidate; one more, with trial VENDOR, where there is a vendor library.
+        A near `deadline` (of `time.monotonic`) makes it shorter.
         """
 
     def close(self) -> None:

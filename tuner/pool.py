@@ -128,7 +128,11 @@ class LocalMeasurer:
     # -- the device -------------------------------------------------------------------------
 
     def prepare(self, workloads: Sequence[Workload]) -> None:
-        """Makes inputs and references; raises TargetError for what cannot be measured here."""
+        """Begins a run: makes inputs and references, and forgets what an earlier one measured.
+
+        Raises TargetError for what cannot be measured here.
+        """
+        self._known.clear()
         for workload in workloads:
             self._host.refuse(workload)
         for workload in workloads:
@@ -182,11 +186,30 @@ class LocalMeasurer:
                 key = (str(batch.workload), binary.facts.binary)
                 self._known.setdefault(key, candidate.trial)
             jobs.append((candidate, binary))
-        together = [job for job in jobs if not job[0].alone]
-        yield from self._run_all(together, batch, deadline)
-        for job in jobs:
-            if job[0].alone:
-                yield from self._run_all([job], batch, deadline)
+        first = {c.trial: self._first(c, binary, batch) for c, binary in jobs}
+        done: set[int] = set()
+        for alone in (False, True):
+            originals = [j for j in jobs if j[0].alone == alone and first[j[0].trial] is None]
+            for group in [[job] for job in originals] if alone else [originals]:
+                for measured in self._run_all(group, batch, deadline):
+                    done.add(measured.trial)
+                    yield measured
+        here = {candidate.trial for candidate, _ in jobs}
+        for candidate, binary in jobs:
+            original = first[candidate.trial]
+            if original is not None and (original in done or original not in here):
+                assert isinstance(binary, Binary)
+                seconds = Seconds(build=round(binary.seconds, 4))
+                yield Measured(candidate.trial, None, binary.facts, seconds, original)
+
+    def _first(
+        self, candidate: Candidate, binary: Binary | Failure, batch: FrozenBatch
+    ) -> int | None:
+        """The earlier trial with this binary, None when this is the first."""
+        if isinstance(binary, Failure):
+            return None
+        first = self._known[str(batch.workload), binary.facts.binary]
+        return first if first != candidate.trial else None
 
     def _run_all(
         self,
@@ -240,10 +263,6 @@ class LocalMeasurer:
         trial = candidate.trial
         if isinstance(binary, Failure):
             return Measured(trial, binary, None, Seconds())
-        seconds = Seconds(build=round(binary.seconds, 4))
-        first = self._known[str(batch.workload), binary.facts.binary]
-        if first != trial:
-            return Measured(trial, None, binary.facts, seconds, duplicate_of=first)
         data = host.dataset(batch.workload, self._seed)
         ran = host.run(binary, batch.workload, data, batch.incumbent_us, deadline)
         if ran is None:
@@ -256,8 +275,13 @@ class LocalMeasurer:
 
     # -- finalists and emitted kernels ------------------------------------------------------
 
-    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
-        """Verifies on other seeds and repeatedly, then times the sound ones interleaved."""
+    def finals(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
+        """Verifies on other seeds and repeatedly, then times the sound ones interleaved.
+
+        With little time until `deadline` there is one other seed, and a shorter comparison.
+        """
         builds = [(candidate, self._submit(candidate)) for candidate in candidates]
         binaries, failures = dict[int, Binary](), dict[int, str]()
         for candidate, build in builds:
@@ -266,13 +290,17 @@ class LocalMeasurer:
                     failures[candidate.trial] = f"{failure.failure}: {failure.message}"
                 case binary:
                     binaries[candidate.trial] = binary.started_by(candidate.kernel)
-        seeds = [self._seed + 1 + i for i in range(_VERIFY_SEEDS)]
+        left = _left(deadline)
+        hurried = left is not None and left < 2 * _FINAL_SECONDS
+        seeds = [self._seed + 1 + i for i in range(1 if hurried else _VERIFY_SEEDS)]
         verified = self._verify(binaries, workload, seeds)
         failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
         times: dict[int, tuple[float, ...]] = {}
         while not times and (sound := [trial for trial in binaries if trial not in failures]):
+            left = _left(deadline)
+            seconds = _FINAL_SECONDS if left is None else min(_FINAL_SECONDS, left)
             compared = self.compare_binaries(
-                workload, [binaries[trial] for trial in sound], vendor=True
+                workload, [binaries[trial] for trial in sound], seconds=seconds, vendor=True
             )
             if compared.failure:
                 failures[sound[compared.failed]] = compared.failure
@@ -300,13 +328,21 @@ class LocalMeasurer:
         *,
         seconds: float = _FINAL_SECONDS,
         vendor: bool = False,
+        opponents: Sequence[str] = (),
+        rested: bool = False,
     ) -> Compared:
-        """Times binaries interleaved in one process; NumPy's samples come last with `vendor`.
+        """Times binaries interleaved in one process; the vendor's samples come last with `vendor`.
 
-        A binary that fails meanwhile is named by its index in `failed`, and there are no times.
+        On CUDA, samples of named `opponents` come by name, and `rested` pauses before each sample
+        where the default is back to back. A binary that fails meanwhile is named by its index in
+        `failed`, and there are no times.
         """
-        data = self._host.dataset(workload, self._seed)
-        return self._host.compare(binaries, workload, data, seconds, vendor)
+        host, data = self._host, self._host.dataset(workload, self._seed)
+        if not opponents and not rested:
+            return host.compare(binaries, workload, data, seconds, vendor)
+        if not isinstance(host, CudaHost):
+            raise TargetError("opponents by name and rested samples are for CUDA")
+        return host.compare(binaries, workload, data, seconds, vendor, opponents, rested)
 
     def _verify(
         self, binaries: Mapping[int, Binary], workload: Workload, seeds: Sequence[int]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kt.logs.record import Failure, Settings
-from kt.spaces.errors import KtError
+from kt.spaces.errors import KtError, TargetError
 from kt.spaces.kernel import Kernel
-from kt.spaces.target import detect_cpu
-from kt.spaces.workload import Workload
+from kt.spaces.target import Target, detect_cpu
 
 from . import text
+from .devices import detect_gpu, has_nvidia_driver
 
 if TYPE_CHECKING:
     from .backend.build import Binary
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 SEEDS = (101, 102, 103)
 """Inputs that no tuning run with a small seed has seen."""
 _BENCH_SECONDS = 2.0
+_BUILD_SECONDS = 300.0
 
 Say = Callable[[str], None]
 
@@ -29,36 +31,55 @@ class ProofError(KtError):
     """An emitted kernel that does not compile, is wrong, or cannot be timed."""
 
 
-def prove(
-    source: str, workload: Workload, default: Kernel, verify: bool, bench: bool, say: Say
-) -> None:
-    """Compiles `source` and does what is asked; `say` gets the results as lines.
+@dataclass(frozen=True)
+class Proven:
+    """The emitted source in its language, and the kernels that it is compared with."""
+
+    source: str
+    language: str
+    kernel: Kernel
+    default: Kernel
+    kind: str = "cpu"
+
+    def target(self) -> Target:
+        """The device of this machine that it runs on; raises TargetError without one."""
+        if self.kind == "cpu":
+            return detect_cpu()
+        if not has_nvidia_driver():
+            raise TargetError("--verify and --bench run the kernel: this machine has no GPU")
+        return detect_gpu("--verify and --bench")
+
+
+def prove(proven: Proven, verify: bool, bench: bool, say: Say) -> None:
+    """Compiles the source and does what is asked; `say` gets the results as lines.
 
     Raises ProofError for the first thing that is wrong.
     """
     from .pool import LocalMeasurer
 
-    with LocalMeasurer(detect_cpu(), Settings(), SEEDS[0]) as measurer:
-        measurer.prepare([workload])
-        binary = _built(measurer, source, "the emitted kernel")
+    settings = Settings(build_timeout=_BUILD_SECONDS)
+    with LocalMeasurer(proven.target(), settings, SEEDS[0]) as measurer:
+        binary = _built(measurer, proven.source, proven.language, "the emitted kernel")
+        if proven.language == "cuda":
+            binary = binary.started_by(proven.kernel)
+        measurer.prepare([proven.kernel.workload])
         if verify:
-            say(_verify(measurer, binary, workload))
+            say(_verify(measurer, binary, proven))
         if bench:
-            other = _built(measurer, default.source, "the default kernel")
-            for line in _bench(measurer, binary, other, workload):
+            for line in _bench(measurer, binary, proven):
                 say(line)
 
 
-def _built(measurer: LocalMeasurer, source: str, what: str) -> Binary:
-    built = measurer.build_source(source)
+def _built(measurer: LocalMeasurer, source: str, language: str, what: str) -> Binary:
+    built = measurer.build_source(source, language)
     if isinstance(built, Failure):
         detail = f"\n{built.detail}" if built.detail else ""
         raise ProofError(f"{what} does not compile: {built.message}{detail}")
     return built
 
 
-def _verify(measurer: LocalMeasurer, binary: Binary, workload: Workload) -> str:
-    found = measurer.verify_binary(binary, workload, SEEDS)
+def _verify(measurer: LocalMeasurer, binary: Binary, proven: Proven) -> str:
+    found = measurer.verify_binary(binary, proven.kernel.workload, SEEDS)
     if found.failure:
         raise ProofError(f"the emitted kernel is wrong: {found.failure}")
     return (
@@ -67,13 +88,18 @@ def _verify(measurer: LocalMeasurer, binary: Binary, workload: Workload) -> str:
     )
 
 
-def _bench(
-    measurer: LocalMeasurer, binary: Binary, default: Binary, workload: Workload
-) -> list[str]:
-    names = ["emitted", "default", "vendor"]
-    compared = measurer.compare_binaries(
-        workload, [binary, default], seconds=_BENCH_SECONDS, vendor=True
-    )
+def _bench(measurer: LocalMeasurer, binary: Binary, proven: Proven) -> list[str]:
+    """Emitted, default and vendor; where another compiler made the measured binary, that too."""
+    rivals = {"default": proven.default}
+    if proven.language == "nvcc":
+        rivals = {"tuned": proven.kernel, **rivals}
+    binaries = [binary] + [
+        _built(measurer, kernel.source, kernel.language, f"the {name} kernel").started_by(kernel)
+        for name, kernel in rivals.items()
+    ]
+    names = ["emitted", *rivals, "vendor"]
+    workload = proven.kernel.workload
+    compared = measurer.compare_binaries(workload, binaries, seconds=_BENCH_SECONDS, vendor=True)
     if compared.failure:
         raise ProofError(f"the {names[compared.failed]} kernel failed: {compared.failure}")
     medians = [statistics.median(us) for us in compared.us]
@@ -81,4 +107,7 @@ def _bench(
     for name, us, samples in zip(names, medians, compared.us, strict=False):
         rate = text.rate_of(workload.flops, us)
         rows.append((name, text.time_of(us), rate, text.ratio(us, medians[0]), str(len(samples))))
-    return ["bench, interleaved in one process:", *text.columns(rows, {1, 2, 3, 4})]
+    lines = ["bench, interleaved in one process:", *text.columns(rows, {1, 2, 3, 4})]
+    if "tuned" in rivals:
+        lines.append(f"emitted / tuned: {medians[0] / medians[1]:.3f}")
+    return lines

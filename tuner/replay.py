@@ -49,10 +49,19 @@ def check_identity(run: Run) -> Identity:
     name, count = run.header.run, len(run.batches)
     try:
         spaces = [space_of(parse(text), run.header.target) for text in run.header.workloads]
-        difference = _first_difference(run, search_of(run.header, spaces), spaces)
+        difference = _other_space(run, spaces) or _first_difference(
+            run, search_of(run.header, spaces), spaces
+        )
     except SpaceError as error:
         difference = str(error)
     return Identity(name, count, difference or "", other_versions)
+
+
+def _other_space(run: Run, spaces: Sequence[Space]) -> str | None:
+    for text, logged, space in zip(run.header.workloads, run.header.spaces, spaces, strict=False):
+        if space.digest != logged:
+            return f"the space of '{text}' has changed"
+    return None
 
 
 def _first_difference(run: Run, search: Search, spaces: Sequence[Space]) -> str | None:

@@ -111,7 +111,7 @@ def rows(runs: Sequence[Run], texts: Iterable[str]) -> list[Row]:
 def _row(runs: Sequence[Run], text: str) -> Row:
     trials = [trial for run in runs for trial in run.of(text)]
     row = Row(text, runs[0].header.target, len(trials), failures(trials))
-    bests = [(best.us, i, best) for i, run in enumerate(runs) if (best := best_of(run, text))]
+    bests = [(best.rank, i, best) for i, run in enumerate(runs) if (best := best_of(run, text))]
     try:
         workload = parse(text)
     except WorkloadError:

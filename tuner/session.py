@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from kt.logs.journal import Journal
 from kt.logs.query import Run
 from kt.logs.record import (
@@ -63,8 +65,8 @@ class Known:
     """What a session keeps of a finished trial."""
 
     us: float | None
-    censored: bool
-    failure: str
+    censored: bool = False
+    failure: Failure | None = None
 
 
 class Session:
@@ -186,19 +188,21 @@ class Session:
 
     def _copied(self, trial: int) -> Outcome:
         known = self.known[trial]
-        if known.us is None:
-            return Failure(known.failure, "build", f"same binary as trial {trial}")  # type: ignore[arg-type]
+        if known.failure is not None:
+            message = f"same binary as trial {trial}: {known.failure.message}"
+            return msgspec.structs.replace(known.failure, message=message, detail="")
+        assert known.us is not None
         return Timing((), known.us, known.censored, known.us if known.censored else 0.0)
 
     def _count(self, record: TrialRecord, which: int) -> None:
         outcome = record.outcome
         improved = False
         if isinstance(outcome, Failure):
-            self.known[record.trial] = Known(None, False, outcome.failure)
+            self.known[record.trial] = Known(None, failure=outcome)
             self.failures[outcome.failure] += 1
             self.first_failure = self.first_failure or outcome
         else:
-            self.known[record.trial] = Known(outcome.median_us, outcome.censored, "")
+            self.known[record.trial] = Known(outcome.median_us, outcome.censored)
             if not outcome.censored:
                 improved = self._keep(record, outcome.median_us, which)
         self.since_improvement = 0 if improved else self.since_improvement + 1
@@ -250,6 +254,7 @@ class Session:
         for record in (run.trials[i] for i in sorted(run.trials)):
             self._finish(record)
         last = run.resumes[-1] if run.resumes else None
+        self.spent = dict.fromkeys(self.spent, 0.0)  # that was the earlier sessions' time
         self._suspects = set(last.suspects) - set(self._finished) if last else set()
         if (last or run.header).boot != boot_id():
             self._after_machine_crash()

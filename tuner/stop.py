@@ -9,8 +9,8 @@ from kt.spaces.workload import Workload
 
 from .session import Session
 
-FINALS_SHARE, FINALS_MOST = 0.15, 6.0
-"""Part of a time budget, in share and seconds, that is kept for the finalists."""
+FINALS_SHARE, FINAL_SECONDS = 0.3, 4.0
+"""What a time budget keeps for the finals: at most this share, and seconds a workload."""
 
 
 def bound_us(workload: Workload, bound: Bound) -> float:
@@ -21,17 +21,30 @@ def bound_us(workload: Workload, bound: Bound) -> float:
 class Stopper:
     """Decides whether to go on, from the settings and the session."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(self, session: Session, settings: Settings, started: float) -> None:
+        """`started` is when the run's preparation began, on `time.monotonic`'s clock."""
         self._session, self._settings = session, settings
-        self.started = time.monotonic()
+        self.started, self.begun = started, time.monotonic()
+
+    @property
+    def end(self) -> float | None:
+        """When the time budget ends; None without one."""
+        return self.started + self._settings.seconds if self._settings.seconds > 0 else None
 
     @property
     def deadline(self) -> float | None:
-        """When measuring must end, on `time.monotonic`'s clock; None without a time budget."""
-        budget = self._settings.seconds
-        if budget <= 0:
+        """When measuring must end so that the finals fit into the budget."""
+        if self.end is None:
             return None
-        return self.started + budget - min(FINALS_SHARE * budget, FINALS_MOST)
+        finals = FINAL_SECONDS * len(self._session.workloads)
+        return self.end - min(FINALS_SHARE * self._settings.seconds, finals)
+
+    def final_deadline(self, which: int) -> float | None:
+        """When the final of workload `which` must end: an even share of the time that is left."""
+        if self.end is None:
+            return None
+        now = time.monotonic()
+        return now + (self.end - now) / (len(self._session.workloads) - which)
 
     def reason(self) -> str | None:
         """Why the run should end now, or None."""

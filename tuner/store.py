@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kt.logs.journal import holds_nothing, log_files, read_log
 from kt.logs.query import Run, runs
-from kt.logs.record import Record, Settings
+from kt.logs.record import Record, Settings, WarmStart
 from kt.spaces.errors import LogError, SettingsError
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
+
+from .warm import nearest
 
 DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon")
 """Settings that proposals depend on: a resumed run must have the same."""
@@ -22,10 +24,10 @@ DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon")
 
 @dataclass(frozen=True)
 class Store:
-    """`run` is the run to resume, if any; `earlier` are records to start warm from."""
+    """`run` is the run to resume, if any; else `warm` holds the warm starts of each workload."""
 
     path: Path
-    earlier: tuple[Record, ...] = ()
+    warm: dict[str, tuple[WarmStart, ...]] = field(default_factory=dict)
     run: Run | None = None
 
 
@@ -48,8 +50,9 @@ def open_store(
         path, run = found
         _check_same(run, target, settings, seed)
         return Store(path, run=run)
-    earlier = tuple(record for _, records in logs for record in records)
-    return Store(_new_file(log, workloads) if directory else log, earlier)
+    earlier = [record for _, records in logs for record in records]
+    warm = {str(w): starts for w in workloads if (starts := nearest(earlier, w, target))}
+    return Store(_new_file(log, workloads) if directory else log, warm)
 
 
 def _readable(log: Path) -> Iterator[tuple[Path, list[Record]]]:

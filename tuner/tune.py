@@ -14,11 +14,11 @@ from kt.logs.journal import Journal
 from kt.logs.record import (
     Bound,
     FinalRecord,
-    Record,
     RunRecord,
     Settings,
     StopRecord,
     TrialRecord,
+    WarmStart,
 )
 from kt.spaces.errors import SettingsError
 from kt.spaces.families import space_of
@@ -31,7 +31,6 @@ from .session import Planned, Session, boot_id, now
 from .stop import Stopper
 from .store import open_store
 from .versions import kt_version, versions
-from .warm import nearest
 
 
 class View(Protocol):
@@ -110,37 +109,38 @@ def tune(
     `log` is a file, or a directory in which a new file is made. With `resume` the newest run of
     these workloads in it goes on. Raises KtError for what the user must change.
     """
-    settings = settings or Settings()
+    settings, started = settings or Settings(), time.monotonic()
     if not 0 <= seed < 2**63:
         raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
     place = open_store(log, workloads, target, settings, seed, resume)
-    measurer.prepare(workloads)
     with Journal(place.path) as journal:
+        measurer.prepare(workloads)
         if place.run:
             session = Session(place.run.header, settings, journal)
             session.resume(place.run)
             for workload, binary, trial in session.finished_binaries():
                 measurer.know(workload, binary, trial)
         else:
-            header = _header(workloads, target, settings, seed, place.earlier, measurer)
+            header = _header(workloads, target, settings, seed, place.warm, measurer)
             journal.append(header, durable=True)
             session = Session(header, settings, journal)
-        return _run(session, measurer, view or Quiet(), place.path)
+        stop = Stopper(session, settings, started)
+        return _run(session, measurer, stop, view or Quiet(), place.path)
 
 
-def _run(session: Session, measurer: Measurer, view: View, path: Path) -> Result:
-    stop = Stopper(session, session.settings)
+def _run(session: Session, measurer: Measurer, stop: Stopper, view: View, path: Path) -> Result:
     view.started(session)
+    decided: dict[str, int] = {}
     try:
         reason = run_batches(session, measurer, stop, view)
-        best = {}
         for i, text in enumerate(session.header.workloads):
-            final = hold_finals(session, measurer, i)
+            final = hold_finals(session, measurer, i, stop.final_deadline(i))
             if final:
                 view.final(session, final)
-            best[text] = final.best if final else -1
+                decided[text] = final.best
     except KeyboardInterrupt:
-        reason, best = "interrupted", session.best_trials()
+        reason = "interrupted"
+    best = session.best_trials() | decided
     record = StopRecord(
         run=session.header.run, reason=reason, trials=len(session.known), best=best,
         seconds=_seconds(session, stop), time=now(),
@@ -155,8 +155,14 @@ def _run(session: Session, measurer: Measurer, view: View, path: Path) -> Result
 
 
 def _seconds(session: Session, stop: Stopper) -> dict[str, float]:
-    """Wall time of this session, and what was spent on each stage (builds overlap)."""
-    spent = {"wall": time.monotonic() - stop.started, "search": session.search_seconds}
+    """Wall time of this session, and what was spent on each stage (builds overlap).
+
+    `wall` counts from the first batch; `prepare` is what went before it.
+    """
+    spent = {
+        "wall": time.monotonic() - stop.begun, "prepare": stop.begun - stop.started,
+        "search": session.search_seconds,
+    }  # fmt: skip
     return {name: round(value, 3) for name, value in (spent | session.spent).items()}
 
 
@@ -165,13 +171,12 @@ def _header(
     target: Target,
     settings: Settings,
     seed: int,
-    earlier: Sequence[Record],
+    warm: dict[str, tuple[WarmStart, ...]],
     measurer: Measurer,
 ) -> RunRecord:
     spaces = [space_of(workload, target) for workload in workloads]
     bounds: dict[str, Bound] = {w.dtype: measurer.bound(w.dtype) for w in workloads}
     vendor = {str(w): us for w in workloads if (us := measurer.vendor_us(w)) is not None}
-    warm = {str(w): starts for w in workloads if (starts := nearest(earlier, w, target))}
     return RunRecord(
         run=uuid.uuid4().hex[:12], kt=kt_version(), seed=seed, settings=settings, target=target,
         workloads=tuple(map(str, workloads)), spaces=tuple(space.digest for space in spaces),

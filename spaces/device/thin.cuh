@@ -32,23 +32,28 @@ using Held = kt_held<STREAM_ALIGNED>;
 
 // `depth` values of k from `k` on of every token, rows of STRIDE bytes, filled with zeros up to `filled`, a multiple of GROUP.
 template <int STRIDE, int THREADS> KT_DEVICE void kt_stage_tokens(u8 *to, const kt_element *tokens, i64 k, int depth, int filled) {
+    constexpr bool ALIGNED = TOKENS_K_MAJOR && TOKENS_LD % GROUP == 0;
     for (int i = threadIdx.x; i < TINY * (filled / GROUP); i += THREADS) {
         const int token = TOKENS_K_MAJOR ? i / (filled / GROUP) : i % TINY;
         const int at = (TOKENS_K_MAJOR ? i % (filled / GROUP) : i / TINY) * GROUP;
-        kt_words<4> x = {};
-        if (TOKENS_K_MAJOR && TOKENS_LD % GROUP == 0) {
-            if (at < depth) x = kt_load_words<4>(tokens + token * TOKENS_LD + k + at);
-        } else {
-#pragma unroll
-            for (int j = 0; j < GROUP; j++) {
-                if (at + j >= depth) continue;
-                const kt_element *from = TOKENS_K_MAJOR ? tokens + token * TOKENS_LD + k + at + j : tokens + (k + at + j) * TOKENS_LD + token;
-                if constexpr (ELEMENT_BYTES == 2) x.w[j / 2] |= (u32)*(const u16 *)from << (16 * (j % 2));
-                else x.w[j] = *(const u32 *)from;
-            }
+        u8 *place = to + token * STRIDE + at * ELEMENT_BYTES;
+        if (ALIGNED) { // all on their way at once
+            kt_copy_async<16, 0>(kt_shared_address(place), tokens + token * TOKENS_LD + k + at, at < depth ? 16 : 0);
+            continue;
         }
-        kt_store_words(to + token * STRIDE + at * ELEMENT_BYTES, x);
+        kt_words<4> x = {};
+#pragma unroll
+        for (int j = 0; j < GROUP; j++) {
+            if (at + j >= depth) continue;
+            const kt_element *from = TOKENS_K_MAJOR ? tokens + token * TOKENS_LD + k + at + j : tokens + (k + at + j) * TOKENS_LD + token;
+            if constexpr (ELEMENT_BYTES == 2) x.w[j / 2] |= (u32)*(const u16 *)from << (16 * (j % 2));
+            else x.w[j] = *(const u32 *)from;
+        }
+        kt_store_words(place, x);
     }
+    kt_copy_commit();
+    kt_copy_wait<0>();
+    __syncthreads();
 }
 
 // How the TINY * BLOCK sums of a CTA are dealt out to its threads: with split-K, to as few as hold 16 bytes each.

@@ -158,8 +158,6 @@ class GemmCpu(Family):
     """Goto-style blocking with panels packed just before use, on a grid of regions."""
 
     name = "cpu"
-    operator = "gemm"
-    target_kind = "cpu"
     empty: Mapping[str, str] = {
         "fusion": "the epilogue is applied as a tile is stored: a pass of its own re-reads C",
     }

@@ -38,8 +38,6 @@ class GemmCpuSkinny(Family):
     """Streams the large operand once, several rows at a time; packs nothing large."""
 
     name = "cpu_skinny"
-    operator = "gemm"
-    target_kind = "cpu"
     empty: Mapping[str, str] = {
         "mem": "the large operand is read once, in place; the hardware prefetches its streams "
         "at least as well as instructions do",

@@ -58,8 +58,6 @@ class GemmMma(Family):
     """Tiles of C by mma.sync, operands through a ring of cp.async stages."""
 
     name = "mma"
-    operator = "gemm"
-    target_kind = "cuda"
     empty: Mapping[str, str] = {}
 
     def refuses(self, workload: Workload, target: Target) -> str | None:

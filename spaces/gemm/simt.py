@@ -149,8 +149,6 @@ class GemmSimt(Family):
     """Tiles of C in registers, operands through a ring of cp.async stages."""
 
     name = "simt"
-    operator = "gemm"
-    target_kind = "cuda"
     empty: Mapping[str, str] = {
         "sync": "copies of the next stage start once a tile of k, right after its one barrier",
     }
@@ -280,11 +278,13 @@ def _fitting(extent: int) -> int:
     return min(_LARGEST, max(_ALWAYS, 1 << (extent - 1).bit_length()))
 
 
+_ENOUGH_WARPS = 8  # on one SM
+_SPLIT_COST = 500_000  # in multiply-adds
 # tm, tn, lanes_m, warps_m, warps_n
 _SHAPES = (
-    (8, 16, 8, 2, 2), (8, 8, 4, 4, 2), (8, 8, 4, 2, 2), (8, 8, 4, 2, 1), (8, 4, 4, 2, 2),
-    (4, 4, 4, 2, 2),
-    (4, 4, 2, 1, 1), (4, 4, 16, 1, 1), (4, 4, 4, 1, 1), (4, 4, 2, 1, 2), (4, 4, 16, 2, 1),
+    (8, 16, 8, 1, 2), (8, 16, 8, 2, 2), (8, 8, 4, 4, 2), (8, 8, 4, 2, 2), (8, 8, 4, 2, 1),
+    (8, 4, 4, 2, 2), (4, 4, 4, 2, 2), (4, 4, 2, 1, 1), (4, 4, 16, 1, 1), (4, 4, 4, 1, 1),
+    (4, 4, 2, 1, 2), (4, 4, 16, 2, 1),
 )  # fmt: skip
 
 
@@ -320,9 +320,13 @@ def _default(w: Gemm, target: Target, family: GemmSimt) -> Mapping[str, Value]:
 
 
 def _modelled_time(w: Gemm, target: Target, values: Mapping[str, Any]) -> float:
-    """Waves of tiles, each limited by multiply-adds or by reading vectors from shared memory."""
+    """Multiply-adds of one SM, more where vectors from shared memory or a few warps hold it up."""
     p = _Plan(w, values)
-    waves = ceil_div(p.blocks * values["split_k"], target.cores)
+    rounds = ceil_div(p.blocks * values["split_k"], target.cores)
     depth = p.split_tiles * values["bk"]
     reads = 1 + 1.5 * (values["tm"] + values["tn"]) / (values["tm"] * values["tn"])
-    return float(waves * (p.bm * p.bn * depth * reads + 100_000))
+    resident = occupancy(target, p.threads, p.shared_bytes, p.registers)
+    warps = p.threads // 32 * min(rounds, int(resident))
+    idle = max(1.0, _ENOUGH_WARPS / warps)
+    split = _SPLIT_COST * (values["split_k"] > 1)
+    return float(rounds * p.bm * p.bn * depth * reads * idle + split)

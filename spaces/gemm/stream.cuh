@@ -106,7 +106,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     Held held[KT_BATCHES][KT_UNROLL][VECTORS];
     stream.load(held[0], (int)warp_k); // on its way while the tokens are staged
     kt_stage_tokens<TOKEN_STRIDE, THREADS>(kt_shared, small, k, (int)kt_min<i64>((i64)KT_K - k, steps * STEP), steps * STEP);
-    __syncthreads();
 
     Engine engine;
     engine.begin(kt_shared, TOKEN_STRIDE, lane);

@@ -167,8 +167,6 @@ class GemmStream(Family):
     """The large operand straight into registers, many loads in flight; k shared out to warps."""
 
     name = "stream"
-    operator = "gemm"
-    target_kind = "cuda"
     empty: Mapping[str, str] = {
         "perm": "the large operand is read once, in the order of memory",
         "sync": "nothing waits but the first use of each load, and the sums at the end",
@@ -303,7 +301,7 @@ def _default(w: Gemm, target: Target, family: GemmStream) -> Mapping[str, Value]
     blocks = ceil_div(s.long, s.unit_rows) * w.batch
     wanted = max(1, 2 * target.cores // blocks)
     splits = sorted(knobs["split_k"], key=lambda x: (x > wanted, abs(x - wanted)))
-    for split, warps_k, batches in itertools.product(splits, (8, 4, 2, 1), (2, 1)):
+    for split, warps_k, batches in itertools.product(splits, (8, 4, 2, 1), (1, 2)):
         for k in sorted(knobs["k"], key=lambda x: abs(x * s.unit_loads - 8)):
             values: dict[str, Any] = {
                 "rows": 1, "hint": "first", "split_k": split, "split_mode": "last", "k": k,

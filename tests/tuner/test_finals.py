@@ -28,7 +28,9 @@ class Deciding(AnalyticMeasurer):
         super().__init__(**more)
         self.final = final
 
-    def finals(self, workload: Workload, candidates: Sequence[Candidate]) -> list[FinalEntry]:
+    def finals(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
         self.asked = [candidate.trial for candidate in candidates]
         found = [(c.trial, self.final(c.kernel.theta)) for c in candidates]
         return [

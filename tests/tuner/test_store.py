@@ -44,24 +44,30 @@ def test_a_file_is_itself_and_a_directory_gets_a_new_file_named_for_the_workload
     assert opened(tmp_path / "a.jsonl") == Store(tmp_path / "a.jsonl")
     for folder in (tmp_path, tmp_path / "not" / "there"):
         place = opened(folder, "gemm 8x8x8 epilogue=bias+relu")
-        assert place.path.parent == folder and place.earlier == () and place.run is None
+        assert place.path.parent == folder and not place.warm and place.run is None
         assert place.path.name.startswith("gemm-8x8x8-epilogue-bias-relu-dtype-fp32-2")
         assert place.path.suffix == ".jsonl" and not place.path.exists()
 
 
-def test_earlier_records_of_the_file_or_the_whole_directory_are_given(tmp_path: Path) -> None:
+def warm_runs(place: Store, text: str = GEMM) -> list[str]:
+    return [start.run for start in place.warm.get(text, ())]
+
+
+def test_the_file_or_the_whole_directory_gives_warm_starts(tmp_path: Path) -> None:
     a = logged(tmp_path / "a.jsonl", header("a"), trial(0, run="a"))
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(encode_records([header("b")])))
-    assert opened(a).earlier == (header("a"), trial(0, run="a"))
-    assert opened(tmp_path).earlier == (header("a"), trial(0, run="a"), header("b"))
+    other = [header("b", workloads=(OTHER,)), trial(0, run="b", workload=OTHER)]
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(encode_records(other)))
+    assert warm_runs(opened(a)) == ["a"]
+    assert warm_runs(opened(tmp_path)) == ["a", "b"]
+    assert warm_runs(opened(tmp_path, OTHER), OTHER) == ["b", "a"]
 
 
 def test_foreign_and_newer_files_of_a_directory_do_not_hide_the_others(tmp_path: Path) -> None:
-    logged(tmp_path / "b.jsonl", header("b"))
+    logged(tmp_path / "b.jsonl", header("b"), trial(0, run="b"))
     (tmp_path / "a.jsonl").write_text("hello\n")
     (tmp_path / "c.jsonl").write_text('{"type":"run","schema":9}\n')
     (tmp_path / "d.jsonl").write_text("")
-    assert opened(tmp_path).earlier == (header("b"),)
+    assert warm_runs(opened(tmp_path)) == ["b"]
     assert opened(tmp_path, resume=True).run is not None
 
 
@@ -105,7 +111,7 @@ def test_the_newest_run_of_exactly_these_workloads_is_resumed(tmp_path: Path) ->
 def test_with_nothing_to_resume_a_new_run_begins_and_learns(tmp_path: Path) -> None:
     logged(tmp_path / "a.jsonl", *one_of_each())
     place = opened(tmp_path, OTHER, resume=True)
-    assert place.run is None and len(place.earlier) == 8
+    assert place.run is None and warm_runs(place, OTHER) == ["r"]
     assert opened(tmp_path).run is None  # not asked to
 
 

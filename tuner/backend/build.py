@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -52,10 +53,15 @@ class Toolchain(Protocol):
 
 
 class Builder:
-    """Builds in the calling process. `spare` takes what the cache cannot store."""
+    """Builds in the calling process.
 
-    def __init__(self, cache: BinaryCache, spare: BinaryCache) -> None:
-        self._cache, self._spare = cache, spare
+    `spare` takes what the cache cannot store; `bundles` are looked into first and never written.
+    """
+
+    def __init__(
+        self, cache: BinaryCache, spare: BinaryCache, bundles: Sequence[BinaryCache] = ()
+    ) -> None:
+        self._cache, self._spare, self._bundles = cache, spare, bundles
 
     def build(
         self, source: str, toolchain: Toolchain, arch: str, timeout: float
@@ -63,6 +69,10 @@ class Builder:
         """The binary of `source`, from the cache or built; the compiler has `timeout` seconds."""
         begin = time.monotonic()
         key = cache_key(toolchain.language, source, toolchain.identity(arch))
+        for bundle in self._bundles:
+            if found := self._cached(bundle, key, toolchain):
+                path = bundle.entry(key) / toolchain.binary_name
+                return Binary(path, found, time.monotonic() - begin)
         note = ""
         for cache in (self._cache, self._spare):
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,11 +15,15 @@ from kt.spaces.target import usable_cores
 from .build import Binary, Builder, Toolchain
 from .cache import BinaryCache, cache_directory, writable
 from .cc import find_compiler
+from .nvcc import find_nvcc
 from .nvrtc import find_nvrtc
 from .worker import Died, Done, TimedOut, Worker
 
-# The C compiler is a process of its own, killed on time by the builder; NVRTC runs inside it.
-_MARGIN_SECONDS = {"c": 10.0, "cuda": 0.0}
+# A compiler that is a process of its own is killed on time by the builder; NVRTC runs inside it.
+_MARGIN_SECONDS = {"c": 10.0, "nvcc": 10.0, "cuda": 0.0}
+_FINDERS: Mapping[str, Callable[[], Toolchain]] = {
+    "c": find_compiler, "nvcc": find_nvcc, "cuda": find_nvrtc,
+}  # fmt: skip
 
 
 def print_note(text: str) -> None:
@@ -31,11 +35,16 @@ class BuilderPool:
     """`count` builder processes (default: the usable cores), shaped like an Executor.
 
     A builder that hangs or dies costs its one build. `directory` is the session's, for what the
-    cache cannot take; `note` gets a line, once, when that happens.
+    cache cannot take; `note` gets a line, once, when that happens. Binaries are also looked for in
+    `bundles`, which are caches that are only read.
     """
 
     def __init__(
-        self, directory: Path, count: int | None = None, note: Callable[[str], None] = print_note
+        self,
+        directory: Path,
+        count: int | None = None,
+        note: Callable[[str], None] = print_note,
+        bundles: Sequence[BinaryCache] = (),
     ) -> None:
         self.count = count or usable_cores()
         self._note, self._noted, self._lock = note, set[str](), threading.Lock()
@@ -43,7 +52,7 @@ class BuilderPool:
         spare = BinaryCache(directory / "binaries")
         cache = self._open(BinaryCache(cache_directory()), spare)
         self._workers = [
-            Worker(Builder, (cache, spare), directory / f"builder{i}.log")
+            Worker(Builder, (cache, spare, tuple(bundles)), directory / f"builder{i}.log")
             for i in range(self.count)
         ]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
@@ -54,9 +63,12 @@ class BuilderPool:
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="kt-build")
 
     def toolchain(self, language: str) -> Toolchain:
-        """The compiler of `c` or `cuda`; raises ToolchainError with the install command."""
+        """The compiler of a language (`nvcc` is CUDA with its host's side); ToolchainError if none.
+
+        The message has the install command.
+        """
         if language not in self._toolchains:
-            self._toolchains[language] = find_compiler() if language == "c" else find_nvrtc()
+            self._toolchains[language] = _FINDERS[language]()
         return self._toolchains[language]
 
     def submit(
@@ -83,7 +95,7 @@ class BuilderPool:
     def close(self) -> None:
         """Ends every builder; builds under way are lost."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self.abandon(self._submitted)
+        self.abandon(list(self._submitted))
         self._threads.shutdown(wait=True)
         for worker in self._workers:
             worker.stop()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kt.logs.record import Bound, Outcome, Timing
@@ -51,11 +51,16 @@ class Ran:
 
 @dataclass(frozen=True)
 class Compared:
-    """Interleaved samples (µs) by kernel; `failed` is the kernel that spoilt the comparison."""
+    """Interleaved samples (µs) by kernel; `failed` is the kernel that spoilt the comparison.
+
+    `opponents` has the samples of those asked for by name, `facts` what they say of themselves.
+    """
 
     us: tuple[tuple[float, ...], ...]
     failed: int = -1
     failure: str = ""
+    opponents: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

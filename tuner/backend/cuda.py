@@ -11,14 +11,14 @@ from pathlib import Path
 import msgspec
 
 from kt.logs.record import Bound, Failure, FailureKind, Outcome, Timing
-from kt.spaces.kernel import Launch
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload, parse
 
 from .check import Verified
 from .cpu import Compared, Ran, floor_us
-from .cuda_data import POISON, Dataset, Guarded, Oracle
-from .cuda_vendor import vendor_library
+from .cuda_data import POISON, Dataset, Oracle
+from .cuda_program import Loaded, Program, load
+from .cuda_vendor import OPPONENTS, Opponent, vendor_library
 from .driver import (
     LOST,
     OUT_OF_MEMORY,
@@ -28,10 +28,8 @@ from .driver import (
     Events,
     Graph,
     Memory,
-    Module,
     Replayable,
     capture,
-    launch,
 )
 from .load import Refused
 from .serve import report
@@ -43,40 +41,9 @@ _FEWEST, _MOST, _CHUNK = 5, 100, 5
 _SAMPLE_US = 200.0
 """A sample is one graph replay that takes at least about this long."""
 _MOST_LAUNCHES = 1024
+REST_SECONDS = 0.01
+"""The pause before a sample in the clock regime `rested`; without it, `sustained`."""
 _FEWEST_CHECKS, _MOST_CHECKS = 4, 64
-
-
-class Program(msgspec.Struct, frozen=True):
-    """What a runner needs to know of a kernel besides its cubin."""
-
-    path: str
-    launches: tuple[Launch, ...]
-    workspace_bytes: int
-    zeroed_bytes: int
-
-
-class Loaded:
-    """A candidate on the device: its module, its workspace and how it is launched."""
-
-    def __init__(self, program: Program, device: Device) -> None:
-        self.program, self._device = program, device
-        self._module = Module(Path(program.path))
-        self.workspace = Guarded(program.workspace_bytes) if program.workspace_bytes else None
-
-    def reset(self) -> None:
-        """Poisons the workspace, but for what the kernel wants zeroed."""
-        if self.workspace is not None:
-            self.workspace.fill(POISON)
-            self.workspace.fill(0, self.program.zeroed_bytes)
-
-    def launch(self, arguments: Sequence[int]) -> None:
-        """Starts the kernel's launches in order."""
-        address = self.workspace.address if self.workspace is not None else 0
-        for step in self.program.launches:
-            launch(self._module, step, [*arguments, address], self._device.stream)
-
-    def unload(self) -> None:
-        self._module.unload()
 
 
 class Sets:
@@ -189,11 +156,19 @@ class CudaRunner:
         return Verified(launches, worst, wrong[0] if wrong else "")
 
     def compare(
-        self, programs: Sequence[Program], text: str, seed: int, seconds: float, vendor: bool
+        self,
+        programs: Sequence[Program],
+        text: str,
+        seed: int,
+        seconds: float,
+        vendor: bool,
+        opponents: Sequence[str] = (),
+        rested: bool = False,
     ) -> Compared:
         """Times kernels in turn, round by round; the vendor library, where there is one, last.
 
-        Each stage reported is the index of what runs.
+        Named opponents run among them; their samples come by name. `rested` pauses before each
+        sample. Each stage reported is the index of what runs.
         """
         held = self._hold(text, seed)
         graphs: list[Replayable] = []
@@ -204,16 +179,22 @@ class CudaRunner:
             for i, program in enumerate(programs):
                 report(str(i))
                 with self._judging("load"):
-                    loaded.append(Loaded(program, self._device))
+                    loaded.append(load(program, self._device))
                     loaded[-1].reset()
                 count = self._launches(self._warm(loaded[-1], held), held)
                 graphs.append(self._graph(loaded[-1], held, count))
                 launches.append(count)
-            if vendor and (library := vendor_library(held.workload, held.sets.arguments)):
-                count = self._launches(library.warm_us(), held)
-                graphs.append(library.graph(count))
+            rivals = self._opponents(held, vendor, opponents, len(programs))
+            for rival in rivals.values():
+                count = self._launches(rival.warm_us(), held)
+                graphs.append(rival.graph(count))
                 launches.append(count)
-            return Compared(self._rounds(graphs, launches, seconds))
+            rows = self._rounds(graphs, launches, seconds, rested)
+            first = len(programs) + ("" in rivals)
+            names = [name for name in rivals if name]
+            named = dict(zip(names, rows[first:], strict=True))
+            facts = {name: rivals[name].describe() for name in names}
+            return Compared(rows[:first], opponents=named, facts=facts)
         except Refused as refused:
             return Compared((), i, f"{refused.failure.failure}: {refused}")
         finally:
@@ -287,7 +268,7 @@ class CudaRunner:
     @contextmanager
     def _loaded(self, program: Program) -> Iterator[Loaded]:
         with self._judging("load"):
-            loaded = Loaded(program, self._device)
+            loaded = load(program, self._device)
         try:
             yield loaded
         finally:
@@ -375,8 +356,26 @@ class CudaRunner:
         events.destroy()
         return us
 
+    def _opponents(
+        self, held: Held, vendor: bool, names: Sequence[str], first: int
+    ) -> dict[str, Opponent]:
+        """Opponents in the order in which they are timed; the vendor library's name is empty."""
+        found: dict[str, Opponent] = {}
+        if vendor and (library := vendor_library(held.workload, held.sets.arguments)):
+            found[""] = library
+        for i, name in enumerate(names, first + len(found)):
+            report(str(i))
+            made = OPPONENTS[name](held.workload, held.sets.arguments, self._device.stream)
+            if made is not None:
+                found[name] = made
+        return found
+
     def _rounds(
-        self, graphs: Sequence[Replayable], launches: Sequence[int], seconds: float
+        self,
+        graphs: Sequence[Replayable],
+        launches: Sequence[int],
+        seconds: float,
+        rested: bool = False,
     ) -> tuple[tuple[float, ...], ...]:
         samples: list[list[float]] = [[] for _ in graphs]
         end, rounds = time.monotonic() + seconds, 0
@@ -385,6 +384,8 @@ class CudaRunner:
                 for step in range(len(graphs)):
                     i = (rounds + step) % len(graphs)
                     report(str(i))
+                    if rested:
+                        time.sleep(REST_SECONDS)
                     graphs[i].replay(self._device.stream)
                     samples[i] += self._replays(graphs[i], launches[i], 1)
                 rounds += 1

@@ -14,8 +14,9 @@ from kt.spaces.workload import Workload
 from .build import Binary
 from .check import Verified
 from .cpu import Compared, Ran
-from .cuda import CudaRunner, Program, lost_context
+from .cuda import CudaRunner, lost_context
 from .cuda_data import SOURCE, needed_bytes
+from .cuda_program import Program
 from .worker import Died, Done, Ended, Stopped, TimedOut, Worker
 
 _RUNNER_CALLS = 2000
@@ -130,12 +131,18 @@ class CudaHost:
         data: int,
         seconds: float,
         vendor: bool,
+        opponents: Sequence[str] = (),
+        rested: bool = False,
     ) -> Compared:
-        """Times binaries interleaved; the one that fails is named and spoils the comparison."""
-        limits = {str(i): self._settings.run_timeout for i in range(len(binaries) + 1)}
+        """Times binaries interleaved; the one that fails is named and spoils the comparison.
+
+        `opponents` are names of cuda_vendor.OPPONENTS; `rested` pauses before each sample.
+        """
+        count = len(binaries) + 1 + len(opponents)
+        limits = {str(i): self._settings.run_timeout for i in range(count)}
         programs = tuple(map(_program, binaries))
         ended = self._worker.call(
-            "compare", programs, str(workload), data, seconds, vendor,
+            "compare", programs, str(workload), data, seconds, vendor, tuple(opponents), rested,
             limit=_PREPARE_SECONDS, limits=limits,
         )  # fmt: skip
         if isinstance(ended, Done):

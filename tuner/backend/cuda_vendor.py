@@ -1,17 +1,36 @@
-"""The opponent on CUDA: torch.matmul (cuBLAS) on the same rotating sets, in a CUDA graph."""
+"""The opponents on CUDA, by name, and torch.matmul (cuBLAS) among them.
+
+Each runs on the same rotating sets as the kernels it is compared with, in CUDA graphs.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from kt.spaces.workload import Gemm, Operand, Workload
+
+from .cublaslt import cublaslt_tuned
+from .driver import Replayable
 
 _TORCH = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _RAW = {8: "<i8", 4: "<i4", 2: "<i2"}
 _WARM = 3
+
+
+class Opponent(Protocol):
+    """A library's product on given argument sets."""
+
+    def warm_us(self) -> float:
+        """Time of one launch, roughly, microseconds; graphs may be captured after it."""
+
+    def graph(self, count: int) -> Replayable:
+        """`count` launches over the sets as one graph."""
+
+    def describe(self) -> str:
+        """Library, version and what of it runs."""
 
 
 class _DeviceArray:
@@ -71,6 +90,10 @@ class TorchMatmul:
                 case _:
                     torch.nn.functional.silu(c, inplace=True)
 
+    def describe(self) -> str:
+        """Library and version."""
+        return f"torch {self._torch.__version__}: torch.matmul(out=)"
+
     def warm_us(self) -> float:
         """Time of one launch, roughly; also makes torch pick its kernel before a capture."""
         for tensors in self._sets[:_WARM]:
@@ -103,3 +126,16 @@ class TorchGraph:
 
     def destroy(self) -> None:
         self._graph.reset()
+
+
+def _torch_matmul(
+    workload: Workload, sets: Sequence[Sequence[int]], stream: Any
+) -> TorchMatmul | None:
+    return vendor_library(workload, sets)
+
+
+OPPONENTS: Mapping[str, Callable[[Workload, Sequence[Sequence[int]], Any], Opponent | None]] = {
+    "torch": _torch_matmul,
+    "cublaslt-tuned": cublaslt_tuned,
+}
+"""From a workload, its argument sets and a stream to the opponent; None where there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ class Gpu(msgspec.Struct, frozen=True):
         return _ARCHITECTURE_SPECIFIC.get(self.capability, f"sm_{major}{minor}")
 
 
+@functools.cache
 def gpus() -> list[Gpu]:
     """Every visible GPU; raises TargetError with the driver's words when there is none."""
     command = [sys.executable, "-m", "kt.tuner.backend.query"]

@@ -1,0 +1,90 @@
+"""Benchmark code that needs no device: classes, rows from samples, intervals, archives, tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kt.spaces.families import space_of
+from kt.spaces.target import CUDA_TARGETS
+from kt.spaces.workload import parse
+from kt.tuner.backend.cuda_vendor import OPPONENTS
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+H200 = CUDA_TARGETS["h200"]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports a script of benchmarks/, which is a folder of commands, not a package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def test_every_class_can_be_measured_and_shown(load: Any) -> None:
+    for name, one in load("classes").CLASSES.items():
+        assert one.floor <= one.goal and one.workloads, name
+        for text in one.workloads:
+            workload = parse(text)
+            assert str(workload) == text
+            if one.device == "nvidia-h200":
+                assert set(one.opponents) <= set(OPPONENTS)
+                assert len(space_of(workload, H200).defaults())
+        assert load("tables").table(name)
+
+
+def test_a_row_is_against_the_fastest_opponent(load: Any) -> None:
+    ours, default = [2.0, 2.1, 1.9], [4.0, 4.0, 4.1]
+    row = load("rows").versus(ours, default, {"slow": [9.0, 9.0, 9.0], "fast": [3.0, 3.1, 2.9]})
+    assert (row["opponent"], row["opponent_us"], row["others"]) == ("fast", 3.0, {"slow": 9.0})
+    assert (row["kt_us"], row["default_us"], row["ratio"]) == (2.0, 4.0, 1.5)
+    assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+    assert set(row["samples"]) == {"kt_us", "default_us", "opponent_us", "slow"}
+
+
+def test_a_ratio_follows_from_the_samples_that_are_kept(load: Any) -> None:
+    rows = load("rows")
+    many = [2.0 + i % 7 / 100 for i in range(1234)]
+    row = rows.versus(many, many, {"library": [2 * us for us in many]})
+    kept = row["samples"]
+    assert all(5 <= len(one) <= rows.MOST_SAMPLES for one in kept.values())
+    ratio = statistics.median(kept["opponent_us"]) / statistics.median(kept["kt_us"])
+    assert row["ratio"] == pytest.approx(ratio, rel=1e-3)
+
+
+def test_an_interval_holds_the_ratio_and_narrows_with_samples(load: Any) -> None:
+    interval = load("rows").ratio_interval
+    few = [1.0, 1.2, 0.8, 1.1, 0.9]
+    ratio, low, high = interval(few, few)
+    assert low < ratio == 1.0 < high
+    _, lower, higher = interval(few * 40, few * 40)
+    assert low <= lower <= higher <= high
+
+
+def test_results_and_logs_travel_in_one_archive(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = load("rows")
+    monkeypatch.setattr(rows, "HERE", tmp_path / "benchmarks")
+    results = rows.Results("nvidia-h200", "gemm-tiny", {"cores": 132}, ("numpy", "absent"), "abc")
+    results.add({"workload": "gemm 8x8x8 dtype=bf16", "ratio": 1.0})
+    log = tmp_path / "benchmarks" / "logs" / "gemm-tiny-gemm-8x8x8-dtype-bf16.jsonl"
+    log.parent.mkdir()
+    log.write_text("{}\n")
+    rows.compressed(log)
+    with tarfile.open(rows.packed("gemm-tiny", "nvidia-h200", tmp_path)) as tar:
+        tar.extractall(tmp_path / "copy", filter="data")
+    copy = json.loads((tmp_path / "copy/results/nvidia-h200/gemm-tiny.json").read_text())
+    assert copy["kt"] == "abc" and set(copy["libraries"]) == {"python", "numpy"}
+    assert copy["rows"] == [
+        {"class": "gemm-tiny", "workload": "gemm 8x8x8 dtype=bf16", "ratio": 1.0}
+    ]
+    assert (tmp_path / "copy/logs/gemm-tiny-gemm-8x8x8-dtype-bf16.jsonl.gz").exists()
+    again = rows.Results("nvidia-h200", "gemm-tiny", {}, (), "abc")
+    assert list(again.rows) == ["gemm 8x8x8 dtype=bf16"]

@@ -1,0 +1,115 @@
+"""Which kernel of a log a command is about: chosen, checked against its space, made again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kt.logs.query import Best, Run, best_of, timed
+from kt.logs.record import Failure
+from kt.spaces.errors import LogError, TargetError
+from kt.spaces.families import space_of
+from kt.spaces.kernel import Kernel
+from kt.spaces.space import Space
+from kt.spaces.target import SIMD, Target, detect_cpu
+from kt.spaces.workload import Workload, parse
+
+from .devices import devices_like
+from .lookup import failure_text, one_trial, workloads_in
+from .request import listed
+from .summary import device_text
+
+_ARCH = re.compile(r"sm_[0-9]{2,3}[af]?")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A logged kernel made again from its θ, which was checked against its space."""
+
+    best: Best
+    run: Run
+    workload: Workload
+    space: Space
+    kernel: Kernel
+
+    @property
+    def default(self) -> Kernel:
+        """The kernel of the first family's default θ."""
+        return self.space.kernel(int(self.space.defaults()[0]))
+
+
+def choose(
+    found: Sequence[Run],
+    words: Sequence[str],
+    flags: Mapping[str, str | None],
+    any_device: bool,
+    trial: int | None,
+) -> Chosen:
+    """The best trial (or trial number `trial`) of the one workload that is asked for."""
+    texts = workloads_in(found, words, flags)
+    if trial is not None:
+        run, best = _of_trial(found, texts, trial)
+    elif len(texts) > 1:
+        raise LogError(f"the log has several workloads, name one: {listed(texts)}")
+    else:
+        run, best = _fastest(found, texts[0])
+    if not any_device:
+        _refuse_other_device(best.target)
+    workload = parse(best.workload)
+    space = space_of(workload, _sane(best.target))
+    kernel = space.kernel(space.check(best.trial.family, best.trial.theta))
+    return Chosen(best, run, workload, space, kernel)
+
+
+def _fastest(found: Sequence[Run], text: str) -> tuple[Run, Best]:
+    """The fastest best of all runs, those of this device first."""
+    bests = [(r, best) for r in found if (best := best_of(r, text)) and timed(best.trial)]
+    if not bests:
+        failed = [
+            t.outcome for run in found for t in run.of(text) if isinstance(t.outcome, Failure)
+        ]
+        why = f"; the first failure: {failure_text(failed[0])}" if failed else ""
+        raise LogError(f"the log has no valid result for '{text}'{why}")
+    return min(bests, key=lambda pair: (not _is_here(pair[1].target), pair[1].rank))
+
+
+def _of_trial(found: Sequence[Run], texts: Sequence[str], number: int) -> tuple[Run, Best]:
+    """One trial, failed or not: so that a failure can be looked into."""
+    run, trial = one_trial(found, texts, number)
+    best = best_of(run, trial.workload)
+    default = best.default_us if best else None
+    us = timed(trial) or 0.0
+    return run, Best(trial.workload, run.header.target, trial, us, default, None)
+
+
+def _is_here(target: Target) -> bool:
+    """Whether this machine has such a device."""
+    return any(target.same_device(device) for device in devices_like(target))
+
+
+def _refuse_other_device(target: Target) -> None:
+    if not _is_here(target):
+        here = " and ".join(map(device_text, devices_like(target) or [detect_cpu()]))
+        raise TargetError(
+            f"measured on {device_text(target)}, this is {here}: "
+            "its speed says nothing here (--any-device emits it all the same)"
+        )
+
+
+def _sane(target: Target) -> Target:
+    """The logged device, which source is made from, when such a device can exist."""
+    sane = (
+        1 <= target.cores <= 4096
+        and all(1024 <= size <= 2**36 for size in (target.l1_bytes, target.l2_bytes))
+        and 0 <= target.l3_bytes <= 2**36
+    )
+    if target.kind == "cpu":
+        sane &= SIMD.get(target.arch) == (target.simd_bytes, target.vector_registers)
+    else:
+        sizes = (target.shared_bytes, target.shared_bytes_sm, target.registers_sm)
+        sane &= _ARCH.fullmatch(target.arch) is not None
+        sane &= all(1024 <= n <= 2**24 for n in sizes) and 32 <= target.threads_sm <= 2**16
+    if not sane:
+        raise LogError(f"there is no such device as the log describes: {device_text(target)}")
+    return target

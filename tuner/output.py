@@ -1,0 +1,53 @@
+"""Writing a command's result to a file: whole or not at all, and over our own files only."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from kt.spaces.errors import SettingsError
+
+from .emit import is_ours
+
+_LOOKED_AT = 16 * 2**20
+
+
+def refuse_overwriting(path: Path, force: bool) -> None:
+    """Raises SettingsError for an existing file that kt did not write."""
+    if force or not path.is_file():
+        return
+    with open(path, "rb") as file:
+        content = file.read(_LOOKED_AT)
+    if not is_ours(content):
+        raise SettingsError(f"{path} exists and is not a kt kernel: --force overwrites it")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a whole file or nothing; what is no regular file (a pipe, a device) gets it."""
+    try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            _replace(path, content)
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:64]}.")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~mask)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
