@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from datetime import datetime
@@ -21,8 +22,9 @@ from classes import CLASSES
 from rows import HERE, Results, compressed, packed, slug, versus
 
 from kt.logs.journal import read_log
-from kt.logs.query import Run, best_of, runs
+from kt.logs.query import Best, Run, best_of, runs
 from kt.logs.record import Failure, Settings
+from kt.spaces.errors import KtError
 from kt.spaces.families import space_of
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload, parse
@@ -36,14 +38,29 @@ from kt.tuner.tune import tune
 DEVICE = "nvidia-h200"
 MOST_TRIALS = 256
 COMPARE_SECONDS = 1.5
-SPARE_SECONDS = 20.0
-"""What a row may take besides tuning: finalists, opponents, comparison."""
+SPARE_SECONDS = 12.0
+"""What a row may take besides tuning: opponents and comparison."""
 LIBRARIES = ("numpy", "xgboost", "xgboost-cpu", "scikit-learn", "torch", "nvidia-cublas",
              "nvidia-cuda-nvrtc", "cuda-bindings")  # fmt: skip
 
 
+STATE = ("driver_version", "clocks.max.sm", "clocks.max.mem", "clocks.sm", "power.limit",
+         "temperature.gpu", "clocks_event_reasons.active")  # fmt: skip
+
+
 class NoResult(Exception):
     """A workload without a row, and why."""
+
+
+def gpu_state() -> dict[str, str]:
+    """Driver, clocks, power limit and throttle reasons, as nvidia-smi shows them."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(STATE)}", "--format=csv,noheader", "-i", "0"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    values = [value.strip() for value in shown.stdout.split(",")]
+    return dict(zip(STATE, values, strict=True)) if len(values) == len(STATE) else {}
 
 
 def tuned_log(
@@ -74,11 +91,10 @@ def pace(run: Run) -> dict[str, float]:
     }
 
 
-def binaries(workload: Workload, target: Target, run: Run, measurer: LocalMeasurer) -> list[Binary]:
+def binaries(
+    workload: Workload, target: Target, best: Best, measurer: LocalMeasurer
+) -> list[Binary]:
     """The tuned kernel and the default one."""
-    best = best_of(run, str(workload))
-    if best is None:
-        raise NoResult("every trial failed")
     space = space_of(workload, target)
     built = []
     for point in (space.check(best.trial.family, best.trial.theta), int(space.defaults()[0])):
@@ -95,9 +111,10 @@ def measure(
 ) -> dict[str, Any]:
     """One row: tuned, default and every opponent interleaved in one process."""
     run = runs(read_log(log).records)[-1]
-    built = binaries(workload, target, run, measurer)
     best = best_of(run, str(workload))
-    assert best is not None
+    if best is None:
+        raise NoResult("every trial failed")
+    built = binaries(workload, target, best, measurer)
 
     def compared(rest: bool) -> tuple[dict[str, Any], dict[str, str]]:
         found = measurer.compare_binaries(
@@ -157,14 +174,17 @@ def main() -> None:
     """Runs what is missing; exits 1 when a workload has no row in the end."""
     given = arguments()
     end = time.monotonic() + 60 * given.minutes
-    target = tuning_target("cuda")
+    try:
+        target = tuning_target("cuda")
+    except KtError as error:
+        sys.exit(str(error))
     settings = effective_settings(
         target, {"trials": given.trials, "seconds": given.seconds_per_shape}
     )
     missing, done = [], []
     with LocalMeasurer(target, settings) as measurer:
-        fingerprint = {"processor": target.processor, "arch": target.arch, "cores": target.cores}
-        fingerprint |= measurer.environment()
+        fingerprint: dict[str, Any] = {"processor": target.processor, "arch": target.arch}
+        fingerprint |= {"cores": target.cores, **measurer.environment(), **gpu_state()}
         for name in given.classes:
             results = Results(DEVICE, name, fingerprint, LIBRARIES, given.commit)
             for text in CLASSES[name].workloads:
@@ -177,7 +197,7 @@ def main() -> None:
                 try:
                     log = tuned_log(name, workload, target, measurer, settings)
                     row = measure(name, workload, target, measurer, log, given.rested)
-                except NoResult as why:
+                except (NoResult, KtError) as why:
                     missing.append(f"{text}: {why}")
                     continue
                 results.add(row)

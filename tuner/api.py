@@ -15,7 +15,9 @@ from kt.spaces.families import space_of
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload, parse
 
-from .devices import tuning_target
+from .backend.cache import BinaryCache
+from .bundle import open_bundle
+from .devices import chosen_gpus, tuning_target
 from .measure import Measurer
 from .strategy import STRATEGIES
 from .tune import Result, View
@@ -54,6 +56,8 @@ def tune(
     seed: int = 0,
     resume: bool = False,
     builders: int | None = None,
+    gpus: Sequence[int] | None = None,
+    bundle: str | Path | None = None,
     view: View | None = None,
     measurer: Measurer | None = None,
     **settings: Any,
@@ -61,8 +65,10 @@ def tune(
     """Tunes one or several workloads, for example `tune("gemm 512x512x512 dtype=fp32")`.
 
     Everything is appended to `log`, a file or a directory; `settings` are fields of
-    `kt.logs.record.Settings`, such as `trials=64` or `seconds=30.0`. A `measurer` of the caller's
-    replaces the local one and is left open. Raises KtError for what the caller must change.
+    `kt.logs.record.Settings`, such as `trials=64` or `seconds=30.0`. `gpus` are the indices of
+    those to measure on (default: all that are alike); binaries in `bundle` are not built again. A
+    `measurer` of the caller's replaces the local one and is left open. Raises KtError for what the
+    caller must change.
     """
     device = tuning_target(target) if isinstance(target, str) else target
     given = [workloads] if isinstance(workloads, str | Workload) else list(workloads)
@@ -75,7 +81,9 @@ def tune(
         space_of(workload, device)  # refused before any process is started
     with ExitStack() as stack:
         if measurer is None:
-            local = local_measurer(device, effective, seed, builders)
+            bundles = [open_bundle(Path(bundle), parsed, device, effective, seed)] if bundle else []
+            chosen = chosen_gpus(device, gpus)
+            local = local_measurer(device, effective, seed, builders, chosen, bundles)
             measurer = stack.enter_context(closing(local))
         return run(parsed, device, Path(log), measurer, effective, seed, resume, view)
 
@@ -105,8 +113,15 @@ def _check(option: str, value: float, low: float, high: float) -> None:
         raise SettingsError(f"{option} {value}: accepts {low:g} to {high:.15g}")
 
 
-def local_measurer(target: Target, settings: Settings, seed: int, builders: int | None) -> Measurer:
-    """Pools of builders and a runner on this machine; the caller closes it."""
+def local_measurer(
+    target: Target,
+    settings: Settings,
+    seed: int,
+    builders: int | None,
+    gpus: Sequence[int],
+    bundles: Sequence[BinaryCache],
+) -> Measurer:
+    """Pools of builders and runners on this machine; the caller closes it."""
     from .pool import LocalMeasurer
 
-    return LocalMeasurer(target, settings, seed, builders=builders)
+    return LocalMeasurer(target, settings, seed, builders=builders, gpus=gpus, bundles=bundles)

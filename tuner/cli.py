@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from . import program
-from .options import duration, share, workload_argument, workload_options
+from .options import duration, indices, share, workload_argument, workload_options
 
 STRATEGIES = ("kt", "forest", "anneal", "random", "grid")  # as kt.tuner.strategy, unimported
 LOG = click.argument("log", type=click.Path(path_type=Path))
@@ -98,6 +98,16 @@ def cli() -> None:
 )
 @click.option("--finalists", type=int, help="Trials that are measured again at the end.")
 @click.option("--builders", type=int, help="Builds at a time.")
+@click.option("--gpus", type=indices, metavar="LIST", help="These GPUs: 0,1.  [default: all alike]")
+@click.option(
+    "--build-only", is_flag=True, help="Write a bundle for a device that is not here (-o DIR)."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="With --build-only."
+)
+@click.option(
+    "--bundle", type=click.Path(path_type=Path), metavar="DIR", help="Take the first binaries here."
+)
 @click.option(
     "--build-timeout", type=duration, metavar="TIME", help="For one build.  [default: 30s]"
 )
@@ -121,6 +131,14 @@ def tune(**options: Any) -> int:
     kt tune gemm 512x512x512 --dtype fp32
     kt tune gemm 33x17x65 batch=512 layout=nt epilogue=bias+gelu dtype=fp32
     kt tune --workloads shapes.txt --trials 64
+    kt tune gemm 4096x4096x4096 --target h200 --build-only -o bundle    (no GPU needed)
+    kt tune gemm 4096x4096x4096 --target cuda --bundle bundle           (on the H200)
+
+    A bundle is a cache of binaries by content, with the proposals that need no measurement: the
+    first batches, or as many as --trials with --strategy random or grid. The run that takes it must
+    have the same workloads, seed and search settings, kt and compiler, or it is refused. Warm
+    starts from a log take places of such proposals; those are then built. Binaries run on your GPU:
+    use bundles of people you trust.
 
     The words of WORKLOAD are joined; options may be given as words (layout=nt) or flags.
     """  # fmt: skip
@@ -139,7 +157,7 @@ def tune(**options: Any) -> int:
     "form",
     default="",
     metavar="FORMAT",
-    help="c or json for CPU kernels (cu, cubin, python for CUDA ones).",
+    help="c or json for CPU kernels; cu, cubin, python or json for CUDA ones.",
 )
 @click.option("--verify", is_flag=True, help="Compile the emitted text and check its results.")
 @click.option("--bench", is_flag=True, help="Time it against the default and the vendor library.")
@@ -151,6 +169,12 @@ def apply(**options: Any) -> int:
     """Emit the best kernel of LOG as one self-contained file.
 
     LOG is a file or directory; name the WORKLOAD when it has several.
+
+    \b
+    c       one C file for cc; cu one CUDA file for nvcc: kt_launch and its workspace
+    cubin   the binary alone, built here by NVRTC without a GPU
+    python  a module that needs CuPy and not kt; takes tensors of torch, CuPy, JAX …
+    json    the record
     """
     from .apply import apply_command
 
@@ -192,6 +216,37 @@ def replay(**options: Any) -> int:
     from .offline import replay_command
 
     return replay_command(**options)
+
+
+@cli.command()
+@click.argument("words", metavar="LOG|WORKLOAD...", nargs=-1)
+@workload_options(hidden=True)
+@click.option(
+    "--target", default="auto", show_default=True, metavar="NAME", help="Of a WORKLOAD: auto, cpu…"
+)
+@click.option("--any-device", is_flag=True, help="Also kernels measured on another device.")
+@RUN
+@click.option(
+    "--time",
+    "seconds",
+    type=duration,
+    default="2s",
+    show_default=True,
+    metavar="TIME",
+    help="Measuring time of a workload.",
+)
+@click.option("--rested", is_flag=True, help="CUDA: pause 10 ms before each sample.")
+@AS_JSON
+def bench(**options: Any) -> int:
+    """Time tuned kernels, their defaults and the vendor's libraries, interleaved.
+
+    LOG is a file or directory, all of whose workloads are timed (or one: kt bench LOG WORKLOAD).
+    A WORKLOAD alone is timed with its default schedule. Opponents are NumPy on the CPU, torch and
+    cuBLASLt over all its candidates on CUDA, as far as they are installed.
+    """
+    from .bench import bench_command
+
+    return bench_command(**options)
 
 
 @cli.command()

@@ -31,6 +31,17 @@ def duration(text: str) -> float:
     return total
 
 
+def indices(text: str) -> tuple[int, ...]:
+    """Option type: distinct device numbers from texts like 0,1."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,3}", part) for part in parts):
+        raise click.BadParameter(f"'{one_line(text, 80)}': accepts GPU numbers like 0,1")
+    numbers = tuple(map(int, parts))
+    if len(set(numbers)) < len(numbers):
+        raise click.BadParameter(f"'{one_line(text, 80)}' names a GPU twice")
+    return numbers
+
+
 def share(low: float = 0.0, high: float = 1.0) -> Callable[[str], float]:
     """Option type: a share within `low` and `high`, from texts like 5% or 0.05."""
 

@@ -18,6 +18,7 @@ from kt.spaces.workload import Workload
 
 from .backend.build import Binary
 from .backend.builders import BuilderPool, print_note
+from .backend.cache import BinaryCache
 from .backend.check import Verified
 from .backend.cpu import Compared, Ran
 from .backend.cuda_host import CudaHost
@@ -69,7 +70,8 @@ class LocalMeasurer:
     """Measures on this machine: its CPU, or its GPUs. A context manager, else call `close`.
 
     `builders` processes compile (default: the usable cores); one more a device runs kernels, on
-    the GPUs of `gpus`. Raises ToolchainError when a compiler or the driver's bindings are missing.
+    the GPUs of `gpus`. Binaries in `bundles` are not built again. Raises ToolchainError when a
+    compiler or the driver's bindings are missing.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class LocalMeasurer:
         builders: int | None = None,
         gpus: Sequence[int] = (0,),
         note: Callable[[str], None] = print_note,
+        bundles: Sequence[BinaryCache] = (),
     ) -> None:
         if target.kind == "cuda" and not has_nvidia_driver():
             raise TargetError(f"target '{target.name}' cannot be measured here: no NVIDIA driver")
@@ -88,7 +91,7 @@ class LocalMeasurer:
         self._known: dict[tuple[str, str], int] = {}  # (workload, binary): its first trial
         self._builds: dict[int, Future[Binary | Failure]] = {}
         self._session = Session()
-        self._builders = BuilderPool(self._session.path, builders, note)
+        self._builders = BuilderPool(self._session.path, builders, note, bundles)
         try:
             self._hosts = self._make_hosts(gpus)
         except BaseException:
@@ -180,7 +183,7 @@ class LocalMeasurer:
             return
         jobs = []
         for candidate in batch.candidates:
-            binary = self._builds.pop(candidate.trial).result()
+            binary = _without_spills(self._builds.pop(candidate.trial).result())
             if isinstance(binary, Binary):
                 binary = binary.started_by(candidate.kernel)
                 key = (str(batch.workload), binary.facts.binary)
@@ -368,6 +371,14 @@ class LocalMeasurer:
         if isinstance(built, Failure):
             raise ToolchainError(f"the compiler cannot build kt's own code: {built.message}")
         return built.path
+
+
+def _without_spills(built: Binary | Failure) -> Binary | Failure:
+    """A build, refused when its registers spill: such a kernel is not worth the device's time."""
+    if isinstance(built, Binary) and built.facts.spill_bytes:
+        message = f"{built.facts.spill_bytes} bytes of registers spill to local memory"
+        return Failure("resource", "build", message)
+    return built
 
 
 def _left(deadline: float | None) -> float | None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .api import DTYPE, tune
+from kt.spaces.errors import SettingsError
+from kt.spaces.target import Target
+from kt.spaces.workload import Workload
+
+from .api import DTYPE, effective_settings, tune
+from .bundle import build_bundle
 from .console import view_of
-from .devices import tuning_target
+from .devices import described_target, tuning_target
 from .request import workloads_of
 from .signals import Interrupts
 from .summary import nothing_valid
@@ -30,6 +36,10 @@ def tune_command(
     seed: int,
     resume: bool,
     builders: int | None,
+    gpus: tuple[int, ...] | None,
+    build_only: bool,
+    output: Path | None,
+    bundle: Path | None,
     as_json: bool,
     plain: bool,
     quiet: bool,
@@ -37,14 +47,18 @@ def tune_command(
 ) -> int:
     """Tunes and returns the exit code: 0, 1 without a valid result, 130 or 143 interrupted."""
     settings = {name: value for name in _SETTINGS if (value := options.pop(name)) is not None}
-    device = tuning_target(target)
+    if build_only != (output is not None) or (build_only and (bundle or resume)):
+        raise SettingsError("--build-only writes a new bundle: it needs -o DIR, and -o needs it")
+    device = described_target(target) if build_only else tuning_target(target)
     workloads = workloads_of(words, options, file, DTYPE[device.kind])
+    if output is not None:
+        return _build_only(workloads, device, output, settings, seed, builders)
     with Interrupts() as interrupts:
         try:
             with view_of(as_json, plain, quiet, interrupts.stdout_closed) as view:
                 result = tune(
                     workloads, target=device, log=log, seed=seed, resume=resume,
-                    builders=builders, view=view, **settings,
+                    builders=builders, gpus=gpus, bundle=bundle, view=view, **settings,
                 )  # fmt: skip
         except KeyboardInterrupt:
             if interrupts.caught in interrupts.SIGNALS:
@@ -56,3 +70,25 @@ def tune_command(
         print(f"kt: error: {printable(nothing_valid(result), _IN_FULL)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _build_only(
+    workloads: Sequence[Workload],
+    target: Target,
+    output: Path,
+    settings: Mapping[str, Any],
+    seed: int,
+    builders: int | None,
+) -> int:
+    """Writes a bundle; exit code 1 when nothing could be built."""
+    made = build_bundle(
+        workloads, target, output, effective_settings(target, settings), seed, builders
+    )
+    if made.failure:
+        failed = f"{made.candidates - made.built} of {made.candidates} did not build"
+        print(f"kt: {failed}, the first: {printable(made.failure)}", file=sys.stderr)
+    print(
+        f"wrote {output}: {made.built} kernels of {made.batches} batches for {target.name} "
+        f"({target.arch}); kt tune … --bundle {output} takes them"
+    )
+    return 0 if made.built else 1

@@ -60,7 +60,7 @@ static inline kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
 #define KT_LN2_HIGH 0x1.62e42feep-1
 #define KT_LN2_LOW 0x1.a39ef35793c76p-33
 #define KT_SPLIT_MASK (~(kt_int)0x7ffffff)
-#define KT_ERFC_MAX 27.5
+#define KT_TAIL_MAX 38.8 /* beyond, the normal tail rounds to zero */
 static const kt_real kt_exp_coefficients[] = {
     2.23374430777555226e-08, 2.76155720649377906e-07, 2.75679305591719472e-06, 2.48016095052698892e-05,
     1.98412555881171413e-04, 1.38888887269459759e-03, 8.33333334092946701e-03, 4.16666666680205328e-02,
@@ -81,7 +81,7 @@ static const kt_real kt_erfcx_coefficients[] = {
 #define KT_LN2_HIGH 0x1.62e4p-1f
 #define KT_LN2_LOW 0x1.7f7d1cp-20f
 #define KT_SPLIT_MASK (~(kt_int)0xfff)
-#define KT_ERFC_MAX 10.2f
+#define KT_TAIL_MAX 14.4f
 static const kt_real kt_exp_coefficients[] = {1.39487005e-03f, 8.37521270e-03f, 4.16662164e-02f, 1.66664145e-01f,
                                               5.00000011e-01f, 1.0f,            1.0f};
 static const kt_real kt_erfcx_coefficients[] = {
@@ -117,20 +117,21 @@ KT_INLINE kt_vec kt_exp_sum(kt_vec x, kt_vec rest) {
 
 KT_INLINE kt_vec kt_exp(kt_vec x) { return kt_exp_sum(x, (kt_vec){0}); }
 
-/* erfc(t) for t >= 0 as exp(-t^2) * p((t - 3) / (t + 3)) / (1 + 2t). t^2 is split into an exact and a small part: its
- * rounding error alone would cost the exponential up to 80 ulp. */
-KT_INLINE kt_vec kt_erfc(kt_vec t) {
-    kt_vec high = (kt_vec)((kt_ivec)t & KT_SPLIT_MASK);
-    kt_vec rest = (t - high) * (t + high);
+/* 1 - Phi(a) for a >= 0, the upper tail of the normal distribution: exp(-a^2 / 2) * p((t - 3) / (t + 3)) / (1 + 2t)
+ * with t = a / sqrt(2). a^2 is split into an exact and a small part: its rounding error alone would cost the
+ * exponential up to 80 ulp. */
+KT_INLINE kt_vec kt_normal_tail(kt_vec a) {
+    kt_vec high = (kt_vec)((kt_ivec)a & KT_SPLIT_MASK);
+    kt_vec rest = (a - high) * (a + high);
+    kt_vec t = a * (kt_real)0.70710678118654752;
     kt_vec p = KT_POLYNOMIAL((t - 3) / (t + 3), kt_erfcx_coefficients);
-    return kt_exp_sum(-high * high, -rest) * p / (1 + 2 * t);
+    return kt_exp_sum(high * high * (kt_real)-0.5, rest * (kt_real)-0.5) * p / (2 + 4 * t);
 }
 
 /* x * Phi(x), from the tail's side so that nothing cancels for negative x. */
 KT_INLINE kt_vec kt_gelu(kt_vec x) {
-    kt_vec t = kt_select(x < 0, -x, x) * (kt_real)0.70710678118654752;
-    t = kt_select(t < KT_ERFC_MAX, t, (kt_vec){0} + KT_ERFC_MAX);
-    kt_vec tail = kt_erfc(t) * (kt_real)0.5;
+    kt_vec a = kt_select(x < 0, -x, x);
+    kt_vec tail = kt_normal_tail(kt_select(a < KT_TAIL_MAX, a, (kt_vec){0} + KT_TAIL_MAX));
     return x * kt_select(x < 0, tail, 1 - tail);
 }
 

@@ -153,7 +153,7 @@ class Plan:
         m_tiles, n_pairs = self.bm // v["warps_m"] // 16, ceil_div(self.bn // v["warps_n"], 16)
         copies = self._copy_registers(self.a, "a", self.bm)
         copies = copies + self._copy_registers(self.b, "b", self.bn)
-        direct = np.where(np.asarray(v["store"]) == "direct", m_tiles, 0)
+        direct = np.where(np.asarray(v["store"]) == "direct", 4 * m_tiles, 0)
         rounding = 12 * (self.w.dtype == "tf32")
         doubles = 40 * (self.w.dtype == "int8" and bool(self.w.epilogue))
         sums = self.accumulators + self.accumulators // 16

@@ -127,7 +127,8 @@ class _Plan:
         tm, tn = self.v["tm"], self.v["tn"]
         words = self.size // 4
         functions = 16 * (words - 1) * bool({"gelu", "silu"} & set(self.w.epilogue))
-        return words * (tm * tn + (tm + tn) * self.v["fragments"]) + functions + _ADDRESS_REGISTERS
+        values = words * (tm * tn + (tm + tn) * self.v["fragments"])
+        return values + functions + self.copies + _ADDRESS_REGISTERS
 
     @cached_property
     def split(self) -> SplitWorkspace:

@@ -140,9 +140,10 @@ class _Plan:
     @cached_property
     def registers(self) -> Any:
         """Estimate from above of what the compiler needs to keep everything in registers."""
-        each = 4 if self.s.aligned else 12
+        each = 4 if self.s.aligned else 14
         if self.s.half:
             sums = self.warp_rows // 16 * ceil_div(self.s.tiny, 8) * 4
+            sums = sums + (0 if self.s.k_major else 12 * self.v["rows"])
         else:
             sums = self.v["rows"] * (1 if self.s.k_major else 4) * self.s.tiny
         return each * self.loads * self.v["batches"] + sums + _ADDRESS_REGISTERS

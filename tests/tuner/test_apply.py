@@ -351,4 +351,5 @@ def test_an_unsound_kernel_is_refused(real: Path, find: str, put: str, says: str
     assert find in source
     with pytest.raises(KtError, match=says):
         default = space.kernel(int(space.defaults()[0]))
-        proof.prove(source.replace(find, put), workload, default, True, False, print)
+        wrong = proof.Proven(source.replace(find, put), "c", default, default)
+        proof.prove(wrong, True, False, print)

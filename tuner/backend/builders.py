@@ -35,8 +35,8 @@ class BuilderPool:
     """`count` builder processes (default: the usable cores), shaped like an Executor.
 
     A builder that hangs or dies costs its one build. `directory` is the session's, for what the
-    cache cannot take; `note` gets a line, once, when that happens. Binaries are also looked for in
-    `bundles`, which are caches that are only read.
+    cache cannot take; `note` gets a line, once, when that happens. `cache` replaces the user's
+    binary cache; binaries are first looked for in `bundles`, which are caches that are only read.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class BuilderPool:
         count: int | None = None,
         note: Callable[[str], None] = print_note,
         bundles: Sequence[BinaryCache] = (),
+        cache: BinaryCache | None = None,
     ) -> None:
         self.count = count or usable_cores()
         self._note, self._noted, self._lock = note, set[str](), threading.Lock()
         self._toolchains: dict[str, Toolchain] = {}
         spare = BinaryCache(directory / "binaries")
-        cache = self._open(BinaryCache(cache_directory()), spare)
+        cache = self._open(cache or BinaryCache(cache_directory()), spare)
         self._workers = [
             Worker(Builder, (cache, spare, tuple(bundles)), directory / f"builder{i}.log")
             for i in range(self.count)
