@@ -111,7 +111,7 @@ class AnalyticMeasurer:
     def know(self, workload: str, binary: str, trial: int) -> None:
         self.known[workload, binary] = trial
 
-    def start(self, batch: FrozenBatch) -> None:
+    def start(self, batch: FrozenBatch, deadline: float | None = None) -> None:
         pass
 
     def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:

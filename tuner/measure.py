@@ -71,8 +71,8 @@ class Measurer(Protocol):
     def know(self, workload: str, binary: str, trial: int) -> None:
         """Records that `trial` of an earlier session had this binary for this workload."""
 
-    def start(self, batch: FrozenBatch) -> None:
-        """Begins building a batch; returns at once."""
+    def start(self, batch: FrozenBatch, deadline: float | None = None) -> None:
+        """Begins building, and where the device allows running, a batch; returns at once."""
 
     def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
         """Each candidate's result as it becomes final, once each; a duplicate after its original.

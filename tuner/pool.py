@@ -35,12 +35,14 @@ _FINAL_SECONDS = 2.0
 
 
 Data = Any
+Results = SimpleQueue[Measured | BaseException | None]
 
 
 class Host(Protocol):
     """The parent's side of one runner process; `Data` is whatever it calls a dataset."""
 
     def close(self) -> None: ...
+    def kill(self) -> None: ...
     def refuse(self, workload: Workload) -> None: ...
     def dataset(self, workload: Workload, seed: int) -> Data: ...
     def forget(self, data: Data) -> None: ...
@@ -90,6 +92,9 @@ class LocalMeasurer:
         self._target, self._settings, self._seed = target, settings, seed
         self._known: dict[tuple[str, str], int] = {}  # (workload, binary): its first trial
         self._builds: dict[int, Future[Binary | Failure]] = {}
+        self._started: dict[int, Results] = {}
+        self._driven: list[Future[None]] = []
+        self._driver = ThreadPoolExecutor(1, thread_name_prefix="kt-drive")
         self._session = Session()
         self._builders = BuilderPool(self._session.path, builders, note, bundles)
         try:
@@ -123,6 +128,10 @@ class LocalMeasurer:
 
     def close(self) -> None:
         """Ends every process and removes every temporary file; a second call does nothing."""
+        self._driver.shutdown(wait=False, cancel_futures=True)
+        while wait(self._driven, 0.02).not_done:  # a batch still runs: end its kernels
+            for host in self._hosts:
+                host.kill()
         for host in self._hosts:
             host.close()
         self._builders.close()
@@ -161,12 +170,37 @@ class LocalMeasurer:
 
     # -- batches ----------------------------------------------------------------------------
 
-    def start(self, batch: FrozenBatch) -> None:
-        """Begins building a batch; returns at once."""
+    def start(self, batch: FrozenBatch, deadline: float | None = None) -> None:
+        """Begins building a batch; on a GPU also runs it, behind the batches started before."""
         for candidate in batch.candidates:
             self._builds[candidate.trial] = self._submit(candidate)
+        if self._target.kind == "cuda":
+            results: Results = SimpleQueue()
+            self._started[batch.number] = results
+            self._driven.append(self._driver.submit(self._drive, batch, deadline, results))
+
+    def _drive(self, batch: FrozenBatch, deadline: float | None, results: Results) -> None:
+        """Runs a started batch while the search thinks about the next one."""
+        try:
+            for measured in self._batch(batch, deadline):
+                results.put(measured)
+            results.put(None)
+        except BaseException as error:  # raised again where the batch is finished
+            results.put(error)
 
     def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
+        """The batch's results; one that was not started is built and run now."""
+        results = self._started.pop(batch.number, None)
+        if results is None:
+            yield from self._batch(batch, deadline)
+            return
+        self._driven = [run for run in self._driven if not run.done()]
+        while (item := results.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def _batch(self, batch: FrozenBatch, deadline: float | None) -> Iterator[Measured]:
         """Runs the batch once it is built; on the CPU no build is then under way.
 
         In index order, candidates that want to be alone last. At `deadline` (of `time.monotonic`)

@@ -83,7 +83,7 @@ def run_batches(session: Session, measurer: Measurer, stop: Stopper, view: View)
             planned = session.plan()
             if planned is None:
                 break
-            measurer.start(planned.frozen)
+            measurer.start(planned.frozen, stop.deadline)
             window.append(planned)
             view.planned(session, planned)
         if not window:

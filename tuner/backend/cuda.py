@@ -29,6 +29,7 @@ from .driver import (
     Graph,
     Memory,
     Replayable,
+    call,
     capture,
 )
 from .load import Refused
@@ -222,29 +223,31 @@ class CudaRunner:
         events, best = Events(1), float("inf")
         for _ in range(8):
             events.record(0, self._device.stream)
-            self._oracle.start("kt_copy", size // 16, to.address, source.address, size // 16)
+            call("cuMemcpyDtoDAsync", to.address, source.address, size, self._device.stream)
             events.record(1, self._device.stream)
             best = min(best, events.elapsed_us(0))
         events.destroy()
         return Bound(self._target.peak[dtype], 2 * size / best * 1e6)
 
     def evidence(self) -> dict[str, float]:
-        """Read rates (GB/s) of 8 MiB: hot, and in rotation over twice the L2."""
-        size = 8 * 2**20
+        """Read rates (GB/s) of an eighth of the L2: hot, and in rotation over twice the L2."""
+        size = self._target.l2_bytes // 8 // 2**20 * 2**20
         count = 2 + 2 * self._target.l2_bytes // size
         memory, sink = Memory(size * count), Memory(4)
         memory.fill(1)
         events = Events(1)
 
-        def read(i: int) -> float:
+        def read(first: int, step: int) -> float:
+            """Time of one among `count` reads back to back."""
             events.record(0, self._device.stream)
-            at = memory.address + i % count * size
-            self._oracle.start("kt_read", size // 16, at, size // 16, sink.address)
+            for i in range(count):
+                at = memory.address + (first + i * step) % count * size
+                self._oracle.start("kt_read", size // 16, at, size // 16, sink.address)
             events.record(1, self._device.stream)
-            return events.elapsed_us(0)
+            return events.elapsed_us(0) / count
 
-        hot = statistics.median([read(0) for _ in range(30)][10:])
-        rotated = statistics.median([read(i) for i in range(2 * count)][count:])
+        hot = statistics.median([read(0, 0) for _ in range(30)][10:])
+        rotated = statistics.median([read(0, 1) for _ in range(30)][10:])
         events.destroy()
         rates = {"cold_hot_gbps": hot, "cold_rotated_gbps": rotated}
         return {name: round(size / us / 1e3, 1) for name, us in rates.items()}

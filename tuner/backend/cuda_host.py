@@ -45,6 +45,10 @@ class CudaHost:
     def close(self) -> None:
         self._worker.stop()
 
+    def kill(self) -> None:
+        """Ends the runner while another thread waits for it."""
+        self._worker.kill()
+
     # -- the device -------------------------------------------------------------------------
 
     def refuse(self, workload: Workload) -> None:

@@ -51,6 +51,10 @@ class CpuHost:
     def close(self) -> None:
         self._worker.stop()
 
+    def kill(self) -> None:
+        """Ends the runner while another thread waits for it."""
+        self._worker.kill()
+
     # -- the device -------------------------------------------------------------------------
 
     def refuse(self, workload: Workload) -> None:
