@@ -37,9 +37,10 @@ class Served:
         os.kill(os.getpid(), number)
 
     def sleep(self, *stages: str) -> None:
+        """A moment in each stage, and a minute in `b`."""
         for stage in stages:
             report(stage)
-            time.sleep(0.3)
+            time.sleep(60 if stage == "b" else 0.1)
 
     def refuse(self) -> None:
         raise SettingsError("no such thing")

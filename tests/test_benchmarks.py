@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import statistics
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,33 @@ def test_every_class_can_be_measured_and_shown(load: Any) -> None:
                 assert set(one.opponents) <= set(OPPONENTS)
                 assert len(space_of(workload, H200).defaults())
         assert load("tables").table(name)
+
+
+def test_the_readme_shows_the_results_that_are_committed() -> None:
+    command = [sys.executable, str(BENCHMARKS / "tables.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_readme_that_differs_from_the_results_is_noticed(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tables = load("tables")
+    (tmp_path / "README.md").write_text(
+        "# x\n<!-- table cpu-gemm -->\n\nold\n<!-- end cpu-gemm -->\n"
+    )
+    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
+    monkeypatch.setattr(tables, "HERE", tmp_path)  # where no results exist
+    monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
+    with pytest.raises(SystemExit, match="differs from"):
+        tables.main()
+    monkeypatch.setattr(sys, "argv", ["tables.py"])
+    tables.main()
+    assert "_Not measured yet._" in (tmp_path / "README.md").read_text()
+    monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        tables.main()
+    assert ended.value.code == 0
 
 
 def test_a_row_is_against_the_fastest_opponent(load: Any) -> None:

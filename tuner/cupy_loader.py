@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import functools
 import sys
 import threading
 import zlib
@@ -197,6 +198,7 @@ def _cupy() -> Any:
     return cupy
 
 
+@functools.cache
 def _driver() -> Any:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 

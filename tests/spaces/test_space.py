@@ -42,7 +42,7 @@ def differing(space: Space, a: int, b: int) -> int:
 
 
 @pytest.mark.parametrize("name", SPACES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(SEEDS, st.integers(1, 400))
 def test_samples_are_legal_distinct_and_never_excluded(name: str, seed: int, n: int) -> None:
     where = space(name)
@@ -59,7 +59,7 @@ def test_samples_are_legal_distinct_and_never_excluded(name: str, seed: int, n: 
 
 
 @pytest.mark.parametrize("name", SPACES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(SEEDS)
 def test_neighbours_are_legal_and_one_knob_away(name: str, seed: int) -> None:
     where = space(name)
@@ -154,10 +154,10 @@ def test_the_census_of_a_huge_space_is_a_seeded_estimate() -> None:
 @pytest.mark.parametrize("family", [EMPTY, HUGE_EMPTY], ids=["small", "huge"])
 def test_an_empty_space_is_reported_quickly_with_counts_by_rule(family: OddFamily) -> None:
     where = Space(GEMM, CPU, [family])
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(SpaceError) as caught:
         where.sample(np.random.default_rng(0), 16)
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     message = str(caught.value)
     assert f"no legal point among {where.size}" in message
     assert f"{family.name}/never {where.size}" in message
@@ -311,7 +311,7 @@ def test_scoring_is_fast_enough_for_the_search() -> None:
     where = space("fake")
     points: Points = where.sample(np.random.default_rng(0), 5000)
     where.encode(points)
-    started = time.perf_counter()
+    started = time.process_time()
     where.encode(points)
     where.neighbours(points, np.random.default_rng(0))
-    assert time.perf_counter() - started < 0.5  # 5 000 points; 10⁵ a second would be 0.05 s
+    assert time.process_time() - started < 1  # 5 000 points; 10⁵ a second would be 0.05 s

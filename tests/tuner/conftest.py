@@ -36,14 +36,10 @@ TUNE = ("tune", "gemm", "64x64x64", "--strategy", "random", "--trials", "20")
 
 
 @pytest.fixture
-def kt(
-    fake_families: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+def real_kt(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> Kt:
     """Runs a command in an empty directory."""
-    monkeypatch.setattr(api, "local_measurer", fake_kt.measurer)
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str | os.PathLike[str]) -> Ran:
@@ -54,6 +50,13 @@ def kt(
         return Ran(code, out, err)
 
     return run
+
+
+@pytest.fixture
+def kt(fake_families: None, monkeypatch: pytest.MonkeyPatch, real_kt: Kt) -> Kt:
+    """Runs a command against the fakes in an empty directory."""
+    monkeypatch.setattr(api, "local_measurer", fake_kt.measurer)
+    return real_kt
 
 
 @pytest.fixture

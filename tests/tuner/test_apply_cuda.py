@@ -19,9 +19,9 @@ import fake_cupy
 import msgspec
 import numpy as np
 import pytest
+from cuda_log import H200, write_log, zeroes_its_workspace
 
-from kt.logs.journal import Journal
-from kt.logs.record import Bound, RunRecord, Seconds, Settings, Timing, TrialRecord
+from kt.logs.record import TrialRecord
 from kt.spaces.errors import SettingsError, TargetError
 from kt.spaces.families import space_of
 from kt.spaces.target import CUDA_TARGETS
@@ -29,7 +29,6 @@ from kt.spaces.workload import parse
 from kt.tuner import apply, cli, devices, program
 from kt.tuner.emit import is_ours
 
-H200 = CUDA_TARGETS["h200"]
 TEXT = "gemm 8x64x256 epilogue=bias+relu dtype=bf16"
 needs_nvrtc = pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None, reason="needs the extra cuda-build"
@@ -37,35 +36,9 @@ needs_nvrtc = pytest.mark.skipif(
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 
 
-def write_log(path: Path, text: str = TEXT, wanted: Callable[[Any], bool] | None = None) -> Path:
-    """A log of one timed trial: the default, or the first sampled point that is `wanted`."""
-    workload = parse(text)
-    space = space_of(workload, H200)
-    points = space.defaults().tolist() + space.sample(np.random.default_rng(0), 512).tolist()
-    point = next(p for p in points if wanted is None or wanted(space.kernel(p)))
-    header = RunRecord(
-        run="abc", kt="0", seed=0, settings=Settings(), target=H200, workloads=(text,),
-        spaces=(space.digest,), bounds={workload.dtype: Bound(1e12, 1e12)}, versions={},
-        environment={}, time="2026-01-01",
-    )  # fmt: skip
-    trial = TrialRecord(
-        run="abc", trial=0, batch=0, workload=text, family=space.family_of(point),
-        theta=space.theta(point), outcome=Timing((5.0,), 5.0), seconds=Seconds(), time="now",
-    )  # fmt: skip
-    with Journal(path) as journal:
-        journal.append(header)
-        journal.append(trial)
-    return path
-
-
-def splits_with_zeroed(kernel: Any) -> bool:
-    """Needs a zeroed workspace and several launches' worth of care."""
-    return bool(kernel.zeroed_bytes)
-
-
 @pytest.fixture
 def cuda_log(tmp_path: Path) -> Path:
-    return write_log(tmp_path / "log.jsonl")
+    return write_log(tmp_path / "log.jsonl", TEXT)
 
 
 @pytest.fixture
@@ -103,7 +76,7 @@ def test_the_source_says_how_it_is_built_and_called(cuda_log: Path) -> None:
 
 @needs_nvcc
 def test_nvcc_compiles_it_alone(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.jsonl", wanted=splits_with_zeroed)
+    log = write_log(tmp_path / "log.jsonl", TEXT, zeroes_its_workspace)
     source = apply(log, any_device=True)
     (tmp_path / "kernel.cu").write_text(source)
     build = re.search(r"build +(nvcc .*)", source)
@@ -170,7 +143,8 @@ def test_impossible_gpus(run: Any, cuda_log: Path, fields: dict[str, Any]) -> No
 
 NASTY = (
     "a*/ int evil; /* b", "\nevil = 1\n", '"; evil = 1; "', "'\nimport evil\n'", "end\\",
-    '"""\nimport evil\n"""', "\r\nimport evil", "\u2028import evil", "\x00\x1b[31m", "é\ud800" * 900,
+    '"""\nimport evil\n"""', "\r\nimport evil", "\u2028import evil", "\x00\x1b[31m",
+    "é\ud800" * 900,
 )  # fmt: skip
 
 
@@ -262,7 +236,7 @@ def load(path: Path, source: str, gpu: fake_cupy.Gpu) -> Any:
 
 @pytest.fixture
 def module(tmp_path: Path, gpu: fake_cupy.Gpu) -> Any:
-    log = write_log(tmp_path / "log.jsonl", wanted=splits_with_zeroed)
+    log = write_log(tmp_path / "log.jsonl", TEXT, zeroes_its_workspace)
     return load(tmp_path / "emitted.py", apply(log, any_device=True, form="python"), gpu)
 
 
@@ -281,7 +255,7 @@ def test_the_module_needs_nothing_of_kt(module: Any) -> None:
         if isinstance(node, ast.Import)
         for name in node.names
     }
-    assert tops == {"base64", "ctypes", "sys", "threading", "zlib", "cupy"}
+    assert tops == {"base64", "ctypes", "functools", "sys", "threading", "zlib", "cupy"}
     assert json.loads(module.DESCRIPTION)["workload"] == TEXT
 
 
@@ -292,7 +266,7 @@ def test_launches(module: Any, gpu: fake_cupy.Gpu) -> None:
         out = module.launch(*inputs)
     assert out.shape == (8, 64) and str(out.dtype) == "uint16"
     steps = module.KERNEL.steps
-    assert [l.entry for l in gpu.launches] == 2 * [step.entry for step in steps]
+    assert [launched.entry for launched in gpu.launches] == 2 * [step.entry for step in steps]
     first = gpu.launches[0]
     assert (first.grid, first.block) == (steps[0].grid, steps[0].block)
     assert first.shared == steps[0].shared_bytes and first.cluster is None
@@ -320,7 +294,7 @@ def test_outputs_of_the_caller(module: Any, gpu: fake_cupy.Gpu) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        (lambda x: x[:2], TypeError, "2 inputs: the kernel takes 3 (A, B, bias)"),
+        (lambda x: x[:2], TypeError, "missing 1 required positional argument: 'bias'"),
         (lambda x: [x[1], x[0], x[2]], ValueError, "A has shape (256, 64): accepts (8, 256)"),
         (lambda x: [fake_cupy.tensor((8, 256), "<f4"), *x[1:]], TypeError, "A is not bf16"),
         (lambda x: [np.ones(3), *x[1:]], ValueError, "A is not on a CUDA device"),
@@ -374,7 +348,7 @@ def test_clusters(gpu: fake_cupy.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     kernel = loader.Kernel(cubin, "sm_90a", [operand, operand._replace(name="C")], steps, 0, 0)
     kernel(fake_cupy.tensor((4,), "<f4"))
-    assert [l.cluster for l in gpu.launches] == [(2, 1, 1), (16, 1, 1)]
+    assert [launched.cluster for launched in gpu.launches] == [(2, 1, 1), (16, 1, 1)]
     assert gpu.attributes == [("first", 8, 0), ("second", 8, 100_000), ("second", 14, 1)]
     gpu.fails = 209
     with pytest.raises(RuntimeError, match="launching first failed: CUDA_ERROR_209"):

@@ -15,8 +15,6 @@ from served import Served, alive, descendants, wait_gone
 
 from kt.spaces.errors import SettingsError
 from kt.tuner.backend import session
-from kt.tuner.backend.build import Builder
-from kt.tuner.backend.cache import BinaryCache
 from kt.tuner.backend.worker import Died, Done, Stopped, TimedOut, Worker, WorkerBug
 
 
@@ -48,18 +46,19 @@ def test_a_signal_is_named_and_the_last_words_are_kept(worker: Worker) -> None:
 
 
 def test_a_stage_that_takes_too_long_ends_the_child_and_its_group(worker: Worker) -> None:
-    (fork,) = (worker.call("fork", limit=30),)
+    fork = worker.call("fork", limit=30)
     assert isinstance(fork, Done)
     begin = time.monotonic()
     ended = worker.call("sleep", "a", "b", "c", limit=30, limits={"b": 0.1})
-    assert ended == TimedOut("b", 0.1, "") and time.monotonic() - begin < 0.9
+    assert ended == TimedOut("b", 0.1, "") and time.monotonic() - begin < 20
     assert not wait_gone({fork.value})
 
 
 def test_a_deadline_ends_any_stage(worker: Worker) -> None:
     worker.call("value", limit=30)
-    ended = worker.call("sleep", "a", limit=30, deadline=time.monotonic() + 0.05)
-    assert ended == Stopped()
+    begin = time.monotonic()
+    ended = worker.call("sleep", "a", "b", limit=30, deadline=begin + 0.05)
+    assert ended == Stopped() and time.monotonic() - begin < 20
 
 
 def test_a_child_that_died_between_calls_is_replaced(worker: Worker) -> None:
@@ -103,7 +102,6 @@ def test_builders_import_nothing_heavy(tmp_path: Path) -> None:
     assert isinstance(modules, Done)
     assert not {"numpy", "xgboost", "pytest"} & set(modules.value)
     worker.stop()
-    assert Builder(BinaryCache(tmp_path), BinaryCache(tmp_path))
 
 
 _PARENT = """
@@ -121,7 +119,9 @@ hang = kernel(workload, "for (;;) launches++;")
 batch = FrozenBatch(0, workload, (Candidate(0, hang),), None)
 measurer.start(batch)
 threading.Thread(target=lambda: list(measurer.finish(batch)), daemon=True).start()
-time.sleep(1.0)
+end = time.monotonic() + 60
+while 0 in measurer._builds and time.monotonic() < end:
+    time.sleep(0.02)  # until it is built, and taken to be run
 measurer.start(FrozenBatch(1, workload, (Candidate(1, slow_build),), None))
 print(measurer._session.path, flush=True)
 time.sleep(60)
@@ -146,7 +146,7 @@ def test_sigkill_of_the_parent_leaves_no_process_and_its_files_are_swept(tmp_pat
     )
     assert parent.stdout is not None
     directory = Path(parent.stdout.readline().strip())
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     names: set[str] = set()
     while not any("sleep" in name for name in names) and time.monotonic() < end:
         time.sleep(0.05)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from kt.spaces.errors import WorkloadError
+from kt.spaces.errors import SettingsError, WorkloadError
+from kt.spaces.target import CUDA_TARGETS, detect_cpu
 from kt.tuner import api, cli, request
 from kt.tuner.strategy import STRATEGIES
 
@@ -34,10 +35,16 @@ def test_help_is_fast() -> None:
     command = [sys.executable, "-c", "from kt.tuner.cli import main; main(['--help'])"]
     times = []
     for _ in range(3):
-        begin = time.perf_counter()
+        begin = processor_seconds()
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-        times.append(time.perf_counter() - begin)
+        times.append(processor_seconds() - begin)
     assert min(times) < 0.6  # 0.11 s on the slow machine this was written on
+
+
+def processor_seconds() -> float:
+    """Of the processes that this one waited for: other people's load counts little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_strategies_are_those_of_the_search() -> None:
@@ -45,9 +52,16 @@ def test_strategies_are_those_of_the_search() -> None:
 
 
 def test_ranges_hold_the_defaults() -> None:
-    from kt.spaces.target import detect_cpu
-
-    assert api.effective_settings(detect_cpu(), {}).trials == 128
+    for target in (detect_cpu(), CUDA_TARGETS["h200"]):
+        settings = api.effective_settings(target, {})
+        assert settings.trials == {"cpu": 128, "cuda": 256}[target.kind]
+        for field, (option, low, high) in api._RANGES.items():
+            assert low <= getattr(settings, field) <= high, option
+            for value in (low, high):
+                assert getattr(api.effective_settings(target, {field: value}), field) == value
+            for value in (low - 1, high * 2):
+                with pytest.raises(SettingsError, match=f"^{option} "):
+                    api.effective_settings(target, {field: value})
 
 
 def test_python_interface(kt, tmp_path: Path) -> None:

@@ -134,14 +134,14 @@ def test_a_second_interrupt_ends_at_once() -> None:
         "with Interrupts():\n"
         "    try:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "        time.sleep(5)\n"
+        "        time.sleep(60)\n"
         "    except KeyboardInterrupt:\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
-        "        time.sleep(5)\n"
+        "        time.sleep(60)\n"
     )
     begin = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert done.returncode == -signal.SIGINT and time.monotonic() - begin < 4
+    assert done.returncode == -signal.SIGINT and time.monotonic() - begin < 30
 
 
 def test_a_reader_that_leaves_ends_the_run(tmp_path: Path) -> None:

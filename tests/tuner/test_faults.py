@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 from c_kernels import FAULTS, RIGHT, fault, gemm, kernel
+from served import descendants, wait_gone
 
 from kt.logs.record import Failure, Outcome, Settings, Timing
 from kt.spaces.kernel import Kernel
@@ -16,17 +18,30 @@ from kt.tuner.measure import Candidate, FrozenBatch, Measured
 from kt.tuner.pool import LocalMeasurer
 
 WORKLOAD = gemm("gemm 48x40x64 dtype=fp32")
-SETTINGS = Settings(run_timeout=0.6, sample_seconds=0.02)
+SETTINGS = Settings(run_timeout=5.0, sample_seconds=0.02)
+TARGET = msgspec.structs.replace(detect_cpu(), memory_bytes=2**30)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")
-def measurer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalMeasurer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        target = msgspec.structs.replace(detect_cpu(), memory_bytes=2**30)
-        with LocalMeasurer(target, SETTINGS) as made:
-            made.prepare([WORKLOAD])
-            yield made
+def measurer(cache: None) -> Iterator[LocalMeasurer]:
+    with LocalMeasurer(TARGET, SETTINGS) as made:
+        made.prepare([WORKLOAD])
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hasty(cache: None) -> Iterator[LocalMeasurer]:
+    """One that gives a kernel little time."""
+    with LocalMeasurer(TARGET, msgspec.structs.replace(SETTINGS, run_timeout=0.6)) as made:
+        made.prepare([WORKLOAD])
+        yield made
 
 
 _trials = iter(range(10**6))
@@ -77,8 +92,9 @@ def test_every_fault_is_expected() -> None:
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_fault_costs_one_trial(measurer: LocalMeasurer, name: str) -> None:
+def test_a_fault_costs_one_trial(name: str, request: pytest.FixtureRequest) -> None:
     kind, stage, text = EXPECTED[name]
+    measurer = request.getfixturevalue("hasty" if "0.6 s" in text else "measurer")
     found = outcome(measurer, fault(WORKLOAD, name))
     assert isinstance(found, Failure), found
     assert (found.failure, found.stage) == (kind, stage), found
@@ -99,7 +115,7 @@ def test_after_every_fault_the_next_trial_is_clean(measurer: LocalMeasurer) -> N
 
 
 def test_a_kernel_that_takes_all_memory_fails_alone() -> None:
-    target = msgspec.structs.replace(detect_cpu(), memory_bytes=2**29)
+    target = msgspec.structs.replace(TARGET, memory_bytes=2**29)
     with LocalMeasurer(target, msgspec.structs.replace(SETTINGS, run_timeout=30.0)) as measurer:
         found = outcome(measurer, fault(WORKLOAD, "memory"))
         assert isinstance(found, Failure)
@@ -184,5 +200,15 @@ def test_a_race_shows_in_the_finals(measurer: LocalMeasurer) -> None:
     assert not entries[2].failure and len(entries[2].us) >= 10 and entries[2].median_us > 0
 
 
-def test_nothing_is_left_in_the_environment(measurer: LocalMeasurer) -> None:
-    assert not [name for name in os.listdir(".") if name.startswith("core")]
+def test_crashes_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = descendants(os.getpid())
+    with LocalMeasurer(TARGET, SETTINGS) as made:
+        for name in ("segfault", "abort", "constructor"):
+            assert isinstance(outcome(made, fault(WORKLOAD, name)), Failure)
+        assert descendants(os.getpid()) - before
+        directory = made._session.path
+        found = [path.name for path in directory.rglob("*") if path.is_file()]
+        assert not [name for name in found if name.startswith("core")]
+    assert list(tmp_path.iterdir()) == [] and not directory.exists()
+    assert not wait_gone(descendants(os.getpid()) - before)

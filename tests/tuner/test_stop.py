@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ from fake_runs import GEMM, read_run, tuned
 from fakes import AnalyticMeasurer, FakeFamily, analytic_outcome
 from odd_families import HOLES, ONE_KNOB, TWO
 
-from kt.logs.record import Bound, Failure, Outcome, Timing
+from kt.logs.record import Bound, Failure, FinalEntry, Outcome, Timing
 from kt.spaces import families
 from kt.spaces.theta import Theta
-from kt.spaces.workload import parse
-from kt.tuner.measure import FrozenBatch, Measured
+from kt.spaces.workload import Workload, parse
+from kt.tuner.measure import Candidate, FrozenBatch, Measured
 from kt.tuner.stop import bound_us
 
 pytestmark = pytest.mark.usefixtures("fake_families")
@@ -86,14 +86,23 @@ def test_a_small_workload_that_ends_does_not_end_the_others(
         assert result.reason == "trials"
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of `time.monotonic`, which only sleeping moves on."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    return now
+
+
+@pytest.mark.usefixtures("clock")
 def test_after_the_time_and_the_rest_is_measured_when_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = RANDOM | {"trials": 64}
-    started = time.monotonic()
-    slow = AnalyticMeasurer(seconds=0.02)
-    result = tuned(tmp_path / "a.jsonl", measurer=slow, seconds=0.5, **settings)
-    assert time.monotonic() - started < 3
-    assert result.reason == "time" and 1 <= result.trials < 40
-    assert result.best[GEMM] >= 0  # finalists had their part of the time
+    assert time.monotonic() == 0
+    slow = AnalyticMeasurer(seconds=1.0)
+    result = tuned(tmp_path / "a.jsonl", measurer=slow, seconds=20.0, **settings)
+    assert result.reason == "time" and result.trials == 16  # 4 s are the final's
+    assert list(read_run(tmp_path / "a.jsonl").finals) == [GEMM] and result.best[GEMM] >= 0
     done = tuned(tmp_path / "a.jsonl", resume=True, **settings)
     assert (done.reason, done.trials) == ("trials", 64)
     tuned(tmp_path / "b.jsonl", **settings)
@@ -199,6 +208,37 @@ def test_an_interrupt_among_the_finalists(tmp_path: Path) -> None:
 
     result = tuned(tmp_path / "a.jsonl", measurer=Impatient(), trials=16, **RANDOM)
     assert result.reason == "interrupted" and result.best[GEMM] >= 0
+    assert read_run(tmp_path / "a.jsonl").finals == {}
+
+
+def test_an_interrupt_in_the_second_final_keeps_the_firsts_winner(tmp_path: Path) -> None:
+    class Deciding(AnalyticMeasurer):
+        """The fastest of the search fails its final; the second workload's is interrupted."""
+
+        def finals(
+            self,
+            workload: Workload,
+            candidates: Sequence[Candidate],
+            deadline: float | None = None,
+        ) -> list[FinalEntry]:
+            if str(workload) == OTHER:
+                raise KeyboardInterrupt
+            first, *rest = super().finals(workload, candidates, deadline)
+            return [FinalEntry(first.trial, (), 0.0, "wrong"), *rest]
+
+    log = tmp_path / "a.jsonl"
+    result = tuned(log, GEMM, OTHER, measurer=Deciding(), trials=16, **RANDOM)
+    run = read_run(log)
+    fastest = {
+        text: min((t.outcome.median_us, n) for n, t in run.trials.items()
+                  if t.workload == text and isinstance(t.outcome, Timing))[1]
+        for text in (GEMM, OTHER)
+    }  # fmt: skip
+    assert result.reason == "interrupted" and set(run.finals) == {GEMM}
+    decided = run.finals[GEMM].best
+    assert decided >= 0 and decided != fastest[GEMM]
+    assert result.best == {GEMM: decided, OTHER: fastest[OTHER]}
+    assert run.stop is not None and run.stop.best == result.best
 
 
 def test_a_bug_of_the_measurer_is_not_hidden(tmp_path: Path) -> None:

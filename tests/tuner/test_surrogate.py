@@ -9,7 +9,7 @@ from odd_families import space
 
 from kt.costmodel import model
 from kt.tuner.state import Observation, State
-from kt.tuner.surrogate import GROWTH, MINIMUM_ROWS, Surrogate
+from kt.tuner.surrogate import MINIMUM_ROWS, Surrogate
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -46,11 +46,9 @@ def test_it_is_refitted_when_the_data_grew_by_a_tenth() -> None:
     learner, known = surrogate()
     tell(learner, known, 0, outcomes(40))
     assert learner.ready() and learner.fitted_on == 40
-    tell(learner, known, 0, outcomes(3, 1))
-    assert learner.ready() and learner.fitted_on == 40
-    tell(learner, known, 0, outcomes(1, 2))
-    assert GROWTH == 1.1
-    assert learner.ready() and learner.fitted_on == 44
+    for rows, then in ((3, 40), (1, 44), (4, 44), (1, 49)):  # from 44 and 48.4 rows on
+        tell(learner, known, 0, outcomes(rows, 1))
+        assert learner.ready() and learner.fitted_on == then
 
 
 def test_it_predicts_points_it_has_not_seen_and_failures_low() -> None:
