@@ -131,7 +131,8 @@ def best_of(run: Run, workload: str) -> Best | None:
     if not results:
         return None
     us, _, winner = min(results, key=lambda item: item[:2])
-    default = next((timed(t) for t in trials if t.source == "default"), None)
+    defaults = [us for us, _, trial in results if trial.source == "default"]
+    default = min(defaults, default=None)
     return Best(workload, run.header.target, winner, us, default, None)
 
 

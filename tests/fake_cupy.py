@@ -38,15 +38,8 @@ class Tensor:
         return self.array.dtype
 
     @property
-    def data(self) -> Any:
-        return SimpleNamespace(ptr=self.address)
-
-    @property
     def T(self) -> Tensor:
         return Tensor(self.array.T, self.typestr, self.device)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.array[key] = value
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -154,12 +147,20 @@ class Gpu:
             gpu.arrays.append(made)
             return made
 
+        def memory(size: int) -> Any:
+            made = empty(size, "uint8")
+            return SimpleNamespace(ptr=made.address)
+
+        def memset(address: int, byte: int, size: int, stream: int) -> None:
+            ctypes.memset(address, byte, size)
+
         cuda = SimpleNamespace(
-            Module=Module, Device=entered, ExternalStream=entered,
+            Module=Module, Device=entered, Memory=memory,
             get_current_stream=lambda: SimpleNamespace(ptr=gpu.stream),
             driver=SimpleNamespace(CUDADriverError=RuntimeError),
             runtime=SimpleNamespace(
-                pointerGetAttributes=lambda at: SimpleNamespace(device=_DEVICE_OF[at])
+                pointerGetAttributes=lambda at: SimpleNamespace(device=_DEVICE_OF[at]),
+                memsetAsync=memset,
             ),
         )  # fmt: skip
         return SimpleNamespace(cuda=cuda, empty=empty)

@@ -182,12 +182,11 @@ class Kernel:
         thread = threading.get_ident() if stream == _PER_THREAD else 0
         key = (device, stream, thread)
         if key not in self._workspaces:
-            cupy = _cupy()
-            with cupy.cuda.ExternalStream(stream, device):
-                memory = cupy.empty(self.workspace_bytes, dtype="uint8")  # aligned to 512
-                memory[: self.zeroed_bytes] = 0
+            cuda = _cupy().cuda
+            memory = cuda.Memory(self.workspace_bytes)  # of no pool: no other stream knows it
+            cuda.runtime.memsetAsync(memory.ptr, 0, self.zeroed_bytes, stream)
             self._workspaces[key] = memory
-        return int(self._workspaces[key].data.ptr)
+        return int(self._workspaces[key].ptr)
 
 
 def _cupy() -> Any:

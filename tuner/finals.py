@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -11,7 +12,10 @@ from kt.logs.record import FinalEntry, FinalRecord
 from .measure import VENDOR, Candidate, Measurer
 from .session import Session, now
 
-LEAST_NOISE = 0.005
+LEAST_NOISE, MOST_NOISE = 0.005, 0.1
+"""Bounds of the relative difference within which two times are a tie."""
+BUSY = 1.5
+"""A final this many times slower than its trials is held once more."""
 LEAST_SECONDS = 0.5
 """A final that has less time than this is not held."""
 _MAD_TO_SIGMA, _MEDIAN_ERROR = 1.4826, 1.2533
@@ -30,13 +34,16 @@ def hold_finals(
     space = session.spaces[which]
     candidates = [Candidate(trial, space.kernel(point)) for trial, point in finalists]
     timed = measurer.finals(session.workloads[which], candidates, deadline)
+    if deadline is None and _disturbed(session, which, timed):
+        timed = measurer.finals(session.workloads[which], candidates)
     entries = [entry for entry in timed if entry.trial != VENDOR]
     vendor_us = next((entry.us for entry in timed if entry.trial == VENDOR), ())
-    noise = _noise(entries)
+    fastest = _fastest(entries)
     record = FinalRecord(
         run=session.header.run, workload=session.header.workloads[which], entries=tuple(entries),
-        best=_winner(session, which, dict(finalists), entries, noise),
-        default=session.default_trial(which), noise=noise, vendor_us=vendor_us, time=now(),
+        best=_winner(session, which, dict(finalists), entries),
+        default=session.default_trial(which), vendor_us=vendor_us, time=now(),
+        noise=round(_tie(fastest, fastest), 5) if fastest else 0.0,
     )  # fmt: skip
     session.journal.append(record, durable=True)
     return record
@@ -51,29 +58,44 @@ def _finalists(session: Session, which: int) -> list[tuple[int, int]]:
     return chosen
 
 
-def _noise(entries: Sequence[FinalEntry]) -> float:
-    """Relative half-width in which two medians are ties: twice the larger standard error."""
-    errors = [LEAST_NOISE / 2]
-    for entry in entries:
-        if len(entry.us) > 1 and not entry.failure:
-            mad = statistics.median(abs(x - entry.median_us) for x in entry.us)
-            error = _MEDIAN_ERROR * _MAD_TO_SIGMA * mad / len(entry.us) ** 0.5
-            errors.append(error / entry.median_us)
-    return round(2 * max(errors), 5)
+def _disturbed(session: Session, which: int, timed: Sequence[FinalEntry]) -> bool:
+    """Whether the finalists are much slower than in their trials: the machine was busy."""
+    fastest = _fastest([entry for entry in timed if entry.trial != VENDOR])
+    alone = session.best.get(which)
+    return fastest is not None and alone is not None and fastest.median_us > BUSY * alone[1]
+
+
+def _fastest(entries: Sequence[FinalEntry]) -> FinalEntry | None:
+    sound = [entry for entry in entries if not entry.failure]
+    return min(sound, key=lambda entry: entry.median_us, default=None)
+
+
+def _error(entry: FinalEntry) -> float:
+    """Standard error of an entry's median, microseconds."""
+    mad = statistics.median(abs(us - entry.median_us) for us in entry.us)
+    return _MEDIAN_ERROR * _MAD_TO_SIGMA * mad / math.sqrt(len(entry.us))
+
+
+def _tie(a: FinalEntry, b: FinalEntry) -> float:
+    """How far apart, relative to `a`, two medians may be and still be a tie."""
+    apart = 2 * math.hypot(_error(a), _error(b)) / a.median_us
+    return min(max(apart, LEAST_NOISE), MOST_NOISE)
 
 
 def _winner(
-    session: Session, which: int, points: dict[int, int], entries: Sequence[FinalEntry],
-    noise: float,
-) -> int:  # fmt: skip
-    """Among those within the noise of the fastest, the one nearest to the default's knobs."""
-    valid = [entry for entry in entries if not entry.failure]
-    if not valid:
+    session: Session, which: int, points: dict[int, int], entries: Sequence[FinalEntry]
+) -> int:
+    """Of those that tie with the fastest, the one nearest to the default's knobs."""
+    fastest = _fastest(entries)
+    if fastest is None:
         return -1
-    limit = min(entry.median_us for entry in valid) * (1 + noise)
     space = session.spaces[which]
     default = space.theta(int(space.defaults()[0])).flat().items()
-    ties = [entry.trial for entry in valid if entry.median_us <= limit]
+    ties = [
+        entry.trial
+        for entry in entries
+        if not entry.failure and entry.median_us <= fastest.median_us * (1 + _tie(fastest, entry))
+    ]
     return min(
         ties,
         key=lambda trial: (

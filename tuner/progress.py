@@ -46,8 +46,8 @@ class Lane:
         us = record.outcome.median_us if isinstance(record.outcome, Timing) else None
         if isinstance(record.outcome, Timing) and record.outcome.censored:
             us = None
-        if us is not None and record.source == "default" and self.default_us is None:
-            self.default_us = us
+        if us is not None and record.source == "default":
+            self.default_us = min(us, self.default_us or us)
         improved = us is not None and (self.best_us is None or us < self.best_us)
         if improved:
             self.best_us = us

@@ -17,6 +17,7 @@ from kt.logs.record import (
     BatchRecord,
     Entry,
     Failure,
+    FinalRecord,
     Outcome,
     ResumeRecord,
     RunRecord,
@@ -81,7 +82,9 @@ class Session:
         self.search = search_of(header, self.spaces)
         self.known: dict[int, Known] = {}
         self.best: dict[int, tuple[int, float]] = {}  # workload -> (trial, us)
-        self.default_us: dict[int, float] = {}
+        self.default_us: dict[int, float] = {}  # of the fastest family's default
+        self.decided: dict[str, FinalRecord] = {}
+        """Finals of an earlier session that no later trial has put in question."""
         self._timed: dict[int, list[tuple[float, int, int]]] = {}
         self._default: dict[int, int] = {}
         self.failures: Counter[str] = Counter()
@@ -184,6 +187,7 @@ class Session:
         )  # fmt: skip
         self.journal.append(record)
         self._count(record, proposal.which)
+        self.decided.pop(record.workload, None)
         return record
 
     def _copied(self, trial: int) -> Outcome:
@@ -214,7 +218,7 @@ class Session:
         point = self.spaces[which].point(record.family, record.theta)
         if record.duplicate_of is None:
             self._timed.setdefault(which, []).append((us, record.trial, point))
-        if record.source == "default" and which not in self.default_us:
+        if record.source == "default" and us < self.default_us.get(which, float("inf")):
             self.default_us[which] = us
             self._default[which] = record.trial
         if which in self.best and us >= self.best[which][1]:
@@ -227,7 +231,7 @@ class Session:
         return [(trial, point) for _, trial, point in sorted(self._timed.get(which, []))]
 
     def default_trial(self, which: int) -> int:
-        """The trial of the first family's default; -1 when it has no time."""
+        """The trial of the fastest family default; -1 when none has a time."""
         return self._default.get(which, -1)
 
     def best_trials(self) -> dict[str, int]:
@@ -251,6 +255,7 @@ class Session:
     def resume(self, run: Run) -> None:
         """Takes up a logged run: its batches are planned again and its trials not repeated."""
         self._logged = deque(run.batches)
+        self.decided = dict(run.finals)
         for record in (run.trials[i] for i in sorted(run.trials)):
             self._finish(record)
         last = run.resumes[-1] if run.resumes else None

@@ -6,10 +6,12 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kt.logs.claim import Claim
 from kt.logs.journal import Journal
 from kt.logs.record import (
     Bound,
@@ -112,8 +114,12 @@ def tune(
     settings, started = settings or Settings(), time.monotonic()
     if not 0 <= seed < 2**63:
         raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
-    place = open_store(log, workloads, target, settings, seed, resume)
-    with Journal(place.path) as journal:
+    asked = (log, workloads, target, settings, seed, resume)
+    place = open_store(*asked)
+    with Journal(place.path) as journal, ExitStack() as claims:
+        if place.run:
+            claims.enter_context(Claim(place.path, place.run.header.run))
+            place = open_store(*asked)  # what another process wrote until the claim was ours
         measurer.prepare(workloads)
         if place.run:
             session = Session(place.run.header, settings, journal)
@@ -123,6 +129,7 @@ def tune(
         else:
             header = _header(workloads, target, settings, seed, place.warm, measurer)
             journal.append(header, durable=True)
+            claims.enter_context(Claim(place.path, header.run))
             session = Session(header, settings, journal)
         stop = Stopper(session, settings, started)
         return _run(session, measurer, stop, view or Quiet(), place.path)
@@ -134,7 +141,9 @@ def _run(session: Session, measurer: Measurer, stop: Stopper, view: View, path: 
     try:
         reason = run_batches(session, measurer, stop, view)
         for i, text in enumerate(session.header.workloads):
-            final = hold_finals(session, measurer, i, stop.final_deadline(i))
+            final = session.decided.get(text) or hold_finals(
+                session, measurer, i, stop.final_deadline(i)
+            )
             if final:
                 view.final(session, final)
                 decided[text] = final.best

@@ -111,7 +111,8 @@ def test_torch(launch: Any, tensors: Any) -> None:
     out = launch(a, b, bias)
     assert out.dtype == torch.bfloat16 and out.device == a.device and close(out, expected)
     given = torch.empty_like(out)
-    assert launch(a, b, bias, out=given) is given and torch.equal(given, out)
+    assert launch(a, b, bias, out=given) is given
+    assert close(given, expected)  # atomic sums have no fixed order
 
 
 def test_streams_and_graphs(launch: Any, tensors: Any) -> None:

@@ -217,7 +217,8 @@ def test_close_leaves_no_process_no_file_and_no_thread() -> None:
 
 def names_of_threads() -> set[str]:
     """Of those alive, without the one that starts workers and stays."""
-    return {thread.name for thread in threading.enumerate()} - {"kt-start"}
+    names = {thread.name for thread in threading.enumerate()}
+    return {name for name in names if not name.startswith("kt-start")}
 
 
 def test_one_measurer_serves_two_runs(fresh: LocalMeasurer) -> None:
