@@ -3,12 +3,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
+SOURCES := $(shell find spaces logs costmodel tuner -type d -not -name __pycache__)
+# uv trusts what pip trusts.
+export UV_SYSTEM_CERTS ?= 1
 
 .PHONY: install demo test check lint types bench pins clean
 
-install: $(VENV)/uv
+install: $(VENV)/installed
+
+# Links are renewed only when a file came or went: a reinstall would pull the package from under a
+# running kt.
+$(VENV)/installed: $(VENV)/uv pyproject.toml constraints.txt $(SOURCES)
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt \
 	    -e '.[cuda-build,report]' --group dev
+	@touch $@
 
 $(VENV)/uv:
 	@$(PYTHON) -m venv $(VENV)
@@ -33,9 +41,10 @@ types: install
 
 check: lint types test
 
-# Class cpu-gemm of the benchmark, with its table; about 15 minutes on two cores.
+# Class cpu-gemm of the benchmark and the README's tables; about 20 minutes on two cores.
 bench: install
 	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/cpu_gemm.py
+	$(BIN)/python benchmarks/tables.py
 
 # Re-resolves the pinned versions (one host-free file for every supported Python).
 pins: $(VENV)/uv
