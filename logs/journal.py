@@ -25,6 +25,12 @@ from .record import SCHEMA, Record, RunRecord
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_LINE_BYTES = 16 * 2**20
+MAX_FILE_BYTES = 4 * 2**30
+"""Decompressed; a few megabytes of gzip can hold more than any disk."""
+BAD_KEPT = 100
+"""Bad lines that are kept with their reasons; the others are counted."""
+BAD_REFUSED = 10_000
+"""A file with this many lines that are no records, and fewer that are, is not a log."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)
@@ -42,12 +48,23 @@ class BadLine:
         return f"{self.path}:{self.line}: skipped, {self.reason}"
 
 
+class BadLines(list[BadLine]):
+    """The first BAD_KEPT bad lines; `total` counts all."""
+
+    total = 0
+
+    def add(self, bad: BadLine) -> None:
+        self.total += 1
+        if len(self) < BAD_KEPT:
+            self.append(bad)
+
+
 @dataclass
 class Log:
     """What was read: records in file order, and the lines that were skipped."""
 
     records: list[Record] = field(default_factory=list)
-    bad: list[BadLine] = field(default_factory=list)
+    bad: BadLines = field(default_factory=BadLines)
 
 
 class Journal:
@@ -63,6 +80,7 @@ class Journal:
                 raise LogError(f"cannot write log {path}: not a regular file")
             path.parent.mkdir(parents=True, exist_ok=True)
             self._created = not path.exists()
+            self._end = 0  # of this object's last append
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise LogError(f"cannot write log {path}: {error.strerror}") from None
@@ -83,7 +101,7 @@ class Journal:
 
     def close(self) -> None:
         if self._fd >= 0:
-            if self._created and os.fstat(self._fd).st_size == 0:
+            if self._created and os.fstat(self._fd).st_size == 0 and not self._lost():
                 self.path.unlink(missing_ok=True)  # nothing came of it
             os.close(self._fd)
             self._fd = -1
@@ -92,14 +110,21 @@ class Journal:
         """Writes the records as one block of lines; `durable` waits until they are on disk.
 
         Raises LogError when the disk is full or gone; everything before the block stays intact.
+        Raises LogError when the path no longer leads to the file, or the file lost lines.
         Raises msgspec.ValidationError, a bug, for a record that could not be read back.
         """
         block = b"".join(map(_line, records))
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
+                if lost := self._lost():
+                    raise LogError(
+                        f"the log {self.path} was {lost} while tuning; what is measured from here "
+                        "on would be lost, so the run ends"
+                    )
                 end = self._repaired_end()
                 self._write(block, end)
+                self._end = end + len(block)
                 if durable:
                     os.fsync(self._fd)
             finally:
@@ -108,6 +133,17 @@ class Journal:
             raise LogError(
                 f"cannot write log {self.path}: {error.strerror}; what was logged before is intact"
             ) from None
+
+    def _lost(self) -> str:
+        """What happened to the file that was opened, if its lines are no longer at the path."""
+        mine = os.fstat(self._fd)
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return "removed"
+        if (mine.st_dev, mine.st_ino) != (there.st_dev, there.st_ino):
+            return "replaced"
+        return "truncated" if mine.st_size < self._end else ""
 
     def _write(self, block: bytes, end: int) -> None:
         view = memoryview(block)
@@ -210,23 +246,31 @@ def read_log(path: Path) -> Log:
 def _why_empty(log: Log) -> str:
     if not log.bad:
         return "the log is empty"
-    first = log.bad[0]
-    return f"not a kt log (line {first.line}: {first.reason})"
+    return _foreign(log.bad[0])
+
+
+def _foreign(first: BadLine | None) -> str:
+    return f"not a kt log ({f'line {first.line}: {first.reason}' if first else 'empty lines'})"
 
 
 def _read_file(path: Path, log: Log) -> None:
-    number = 0
+    number = refused = 0
+    first: BadLine | None = None
     decode, keep = _decoder.decode, log.records.append
     try:
         for number, line in enumerate(_lines(path), 1):
             try:
                 record = decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                if not line.strip():
-                    continue
-                _refuse_newer(path, number, line)
-                torn = "torn line, " if not line.endswith(b"\n") else ""
-                log.bad.append(BadLine(path, number, torn + _short(error)))
+                refused += 1
+                if line.strip():
+                    _refuse_newer(path, number, line)
+                    torn = "torn line, " if not line.endswith(b"\n") else ""
+                    bad = BadLine(path, number, torn + _short(error))
+                    first = first or bad
+                    log.bad.add(bad)
+                if refused >= BAD_REFUSED and 2 * refused > number:
+                    raise LogError(f"{path}: {_foreign(first)}") from None
             else:
                 if type(record) is RunRecord and record.schema > SCHEMA:
                     raise _newer(path, number, record.schema)
@@ -234,7 +278,7 @@ def _read_file(path: Path, log: Log) -> None:
     except (OSError, EOFError, zlib.error) as error:
         if isinstance(error, OSError) and error.strerror:
             raise LogError(f"cannot read log {path}: {error.strerror}") from None
-        log.bad.append(BadLine(path, number + 1, f"compressed data ends or is damaged ({error})"))
+        log.bad.add(BadLine(path, number + 1, f"compressed data ends or is damaged ({error})"))
 
 
 def _lines(path: Path) -> Iterator[bytes]:
@@ -242,11 +286,16 @@ def _lines(path: Path) -> Iterator[bytes]:
         compressed = file.read(2) == b"\x1f\x8b"
         file.seek(0)
         source = gzip.GzipFile(fileobj=file) if compressed else file
-        while line := source.readline(MAX_LINE_BYTES):
-            rest = line
-            while len(rest) == MAX_LINE_BYTES and not rest.endswith(b"\n"):
-                rest = source.readline(MAX_LINE_BYTES)  # too long for a record: pass over the rest
-            yield line
+        size, whole = 0, True
+        while part := source.readline(MAX_LINE_BYTES):
+            size += len(part)
+            if size > MAX_FILE_BYTES:
+                limit = f"{MAX_FILE_BYTES // 2**30} GiB"
+                raise LogError(f"{path}: holds more than {limit}, too much for a log")
+            if whole:
+                yield part
+            # The rest of a line that is too long for a record is passed over.
+            whole = len(part) < MAX_LINE_BYTES or part.endswith(b"\n")
 
 
 class _Envelope(msgspec.Struct):

@@ -13,6 +13,7 @@ from kt.spaces.target import Target
 
 from .record import (
     BatchRecord,
+    Entry,
     Failure,
     FinalRecord,
     Record,
@@ -35,10 +36,35 @@ class Run:
     finals: dict[str, FinalRecord] = field(default_factory=dict)
     resumes: list[ResumeRecord] = field(default_factory=list)
     stop: StopRecord | None = None
+    left_out: int = 0
+    """Trial records that no logged batch of this run proposed."""
+    planned: int = 0
+    """Trials in `batches`, and the number of the next one."""
+    entries: dict[int, tuple[str, Entry]] = field(default_factory=dict)
+    """(workload, entry) of `batches` by trial."""
+    _by_workload: dict[str, list[TrialRecord]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_workload = {workload: [] for workload in self.header.workloads}
 
     def of(self, workload: str) -> list[TrialRecord]:
         """Trials of one workload in trial order."""
-        return [t for _, t in sorted(self.trials.items()) if t.workload == workload]
+        return sorted(self._by_workload.get(workload, ()), key=lambda trial: trial.trial)
+
+    def tuned(self, workload: str) -> bool:
+        """Whether the workload is one of this run's."""
+        return workload in self._by_workload
+
+    def take(self, trial: TrialRecord) -> None:
+        """Files a trial that a batch proposed; its first record counts (two resumes at once)."""
+        workload, entry = self.entries.get(trial.trial, ("", None))
+        if entry is None or (workload, entry.family, entry.knobs) != (
+            trial.workload, trial.family, trial.theta,
+        ):  # fmt: skip
+            self.left_out += 1
+        elif trial.trial not in self.trials:
+            self.trials[trial.trial] = trial
+            self._by_workload[workload].append(trial)
 
 
 def runs(records: Sequence[Record]) -> list[Run]:
@@ -54,11 +80,10 @@ def runs(records: Sequence[Record]) -> list[Run]:
 
 def _add(run: Run, record: Record) -> None:
     match record:
-        case TrialRecord() if record.workload in run.header.workloads:
-            # A second record of a trial (two resumes at once) does not replace the first.
-            run.trials.setdefault(record.trial, record)
-        case BatchRecord():
-            _add_batch(run.batches, record)
+        case TrialRecord():
+            run.take(record)
+        case BatchRecord() if run.tuned(record.workload):
+            _add_batch(run, record)
         case FinalRecord():
             run.finals[record.workload] = record
         case ResumeRecord():
@@ -68,20 +93,34 @@ def _add(run: Run, record: Record) -> None:
             run.stop = record
 
 
-def _add_batch(batches: list[BatchRecord], record: BatchRecord) -> None:
-    """Files a batch, or completes the one that a budget had cut short."""
-    last = batches[-1] if batches else None
-    if last is None or last.batch < record.batch:
-        batches.append(record)
-    elif last.batch == record.batch:
-        known = {entry.trial for entry in last.entries}
-        pairs = zip(record.entries, record.predicted, strict=False)
-        more = [(entry, guess) for entry, guess in pairs if entry.trial not in known]
-        batches[-1] = msgspec.structs.replace(
-            last,
-            entries=last.entries + tuple(entry for entry, _ in more),
-            predicted=last.predicted + tuple(guess for _, guess in more),
-        )
+def _add_batch(run: Run, record: BatchRecord) -> None:
+    """Files a batch, or completes the one that a budget had cut short.
+
+    One whose entries are not numbered on from the last one's is left out.
+    """
+    last = run.batches[-1] if run.batches else None
+    pairs = list(zip(record.entries, record.predicted, strict=False))
+    if last is not None and last.batch == record.batch and last.workload == record.workload:
+        pairs = [pair for pair in pairs if pair[0].trial >= run.planned]
+    elif last is not None and last.batch >= record.batch:
+        return
+    else:
+        missing = record.batch > (last.batch + 1 if last else 0)
+        if missing and pairs:  # its trials are, too
+            run.planned = max(run.planned, pairs[0][0].trial)
+        last = None
+    numbers = [entry.trial for entry, _ in pairs]
+    if numbers != list(range(run.planned, run.planned + len(pairs))):
+        return
+    run.planned += len(pairs)
+    run.entries.update({entry.trial: (record.workload, entry) for entry, _ in pairs})
+    before = (last.entries, last.predicted) if last else ((), ())
+    whole = msgspec.structs.replace(
+        record if last is None else last,
+        entries=before[0] + tuple(entry for entry, _ in pairs),
+        predicted=before[1] + tuple(guess for _, guess in pairs),
+    )
+    run.batches[len(run.batches) - (last is not None) :] = [whole]
 
 
 def timed(trial: TrialRecord) -> float | None:

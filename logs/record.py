@@ -15,6 +15,15 @@ from msgspec import Meta
 from kt.spaces.target import Target
 from kt.spaces.theta import Theta
 
+Number = Annotated[int, Meta(ge=0, lt=2**31)]
+"""Of a trial or a batch."""
+Time = Annotated[float, Meta(gt=1e-6, lt=1e15)]
+"""Of a launch, microseconds: no kernel takes a picosecond or thirty years."""
+Span = Annotated[float, Meta(ge=0, lt=1e12)]
+"""Seconds."""
+Limit = Annotated[float, Meta(gt=1e-6, lt=1e24)]
+"""Of a device, a second."""
+
 SCHEMA = 1
 """Version of this schema; a reader refuses a newer one."""
 
@@ -28,7 +37,7 @@ Stage = Literal["build", "load", "check", "run"]
 class BuildFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the compiler said of a kernel. `binary` is the content hash of the binary."""
 
-    seconds: float
+    seconds: Span
     binary: str = ""
     cached: bool = False
     registers: int = 0
@@ -45,10 +54,10 @@ class Timing(msgspec.Struct, frozen=True, tag_field="kind", tag="timing", omit_d
     a lower bound of evidence, never a result. `error` is the relative error of the check.
     """
 
-    us: tuple[float, ...]
-    median_us: Annotated[float, Meta(gt=0)]
+    us: tuple[Time, ...]
+    median_us: Time
     censored: bool = False
-    bound_us: float = 0.0
+    bound_us: Annotated[float, Meta(ge=0, lt=1e15)] = 0.0
     confirmed: bool = False
     error: float = 0.0
 
@@ -69,9 +78,9 @@ Outcome = Timing | Failure
 class Seconds(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a trial's time went; queue wait is not in any of them."""
 
-    build: float = 0.0
-    check: float = 0.0
-    run: float = 0.0
+    build: Span = 0.0
+    check: Span = 0.0
+    run: Span = 0.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +117,8 @@ class WarmStart(msgspec.Struct, frozen=True):
 class Bound(msgspec.Struct, frozen=True):
     """Measured limits of the device, for display and for stopping: flop/s and B/s."""
 
-    flops: float
-    bandwidth: float
+    flops: Limit
+    bandwidth: Limit
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="run"):
@@ -123,7 +132,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     workloads: tuple[str, ...]
     spaces: tuple[str, ...]  # digest of each workload's space
     bounds: dict[str, Bound]  # by dtype
-    vendor_us: dict[str, float] = {}  # by workload: the vendor library's time, where measured
+    vendor_us: dict[str, Time] = {}  # by workload: the vendor library's time, where measured
     warm: dict[str, tuple[WarmStart, ...]] = {}  # by workload
     versions: dict[str, str]
     environment: dict[str, str | int | float | bool]
@@ -135,7 +144,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
 class Entry(msgspec.Struct, frozen=True):
     """One proposal of a batch. `source` says who proposed it (default, warm, model, random …)."""
 
-    trial: int
+    trial: Number
     family: str
     knobs: Theta
     source: str
@@ -157,7 +166,7 @@ class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     """
 
     run: str
-    batch: int
+    batch: Number
     workload: str
     entries: tuple[Entry, ...]
     predicted: tuple[float | None, ...]
@@ -171,8 +180,8 @@ class TrialRecord(
     """One candidate's final outcome. `duplicate_of` names the trial with the same binary."""
 
     run: str
-    trial: int
-    batch: int
+    trial: Number
+    batch: Number
     workload: str
     family: str
     theta: Theta
@@ -190,9 +199,13 @@ class FinalEntry(msgspec.Struct, frozen=True):
     """A finalist re-measured interleaved with the others; a `failure` disqualifies it."""
 
     trial: int
-    us: tuple[float, ...]
-    median_us: float
+    us: tuple[Time, ...]
+    median_us: Annotated[float, Meta(ge=0, lt=1e15)]  # 0 when it failed
     failure: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.failure and self.median_us <= 1e-6:
+            raise ValueError("a finalist that did not fail has a time")
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="final"):
@@ -203,8 +216,8 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     entries: tuple[FinalEntry, ...]
     best: int
     default: int
-    noise: float  # relative half-width inside which times are ties
-    vendor_us: tuple[float, ...] = ()  # samples of the vendor library in the same rounds
+    noise: Annotated[float, Meta(ge=0)]  # relative half-width inside which times are ties
+    vendor_us: tuple[Time, ...] = ()  # samples of the vendor library in the same rounds
     time: str
 
 
@@ -228,7 +241,7 @@ class StopRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     reason: str
     trials: int
     best: dict[str, int]
-    seconds: dict[str, float]
+    seconds: dict[str, Span]
     time: str
 
 

@@ -247,14 +247,16 @@ def test_cache_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_closing_a_pool_ends_its_builds(
     tmp_path: Path, fake: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake('case "$*" in *--version*) echo 1; exit;; esac; sleep 60')
+    pid = tmp_path / "pid"
+    fake(f'case "$*" in *--version*) echo 1; exit;; esac; echo $$ >> {pid}; exec sleep 60')
     monkeypatch.setenv("CC", str(tmp_path / "fakecc"))
     monkeypatch.setenv("KT_CACHE_DIR", str(tmp_path / "cache"))
     pool = BuilderPool(tmp_path, 2)
     builds = [pool.submit(kernel(WORKLOAD, top=f"int x{i};").source, "c", "", 60) for i in range(5)]
     end = time.monotonic() + 30
-    while not any(build.running() for build in builds) and time.monotonic() < end:
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < end:
         time.sleep(0.02)
     begin = time.monotonic()
     pool.close()
     assert time.monotonic() - begin < 30 and all(build.done() for build in builds)
+    assert not wait_gone({int(number) for number in pid.read_text().split()})
