@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,9 @@ from .record import (
     Timing,
     TrialRecord,
 )
+
+MOST_ENTRIES = 4096
+"""Of one batch: the largest `batch_size`."""
 
 
 @dataclass
@@ -51,9 +54,10 @@ class Run:
         """Trials of one workload in trial order."""
         return sorted(self._by_workload.get(workload, ()), key=lambda trial: trial.trial)
 
-    def tuned(self, workload: str) -> bool:
-        """Whether the workload is one of this run's."""
-        return workload in self._by_workload
+    @property
+    def workloads(self) -> KeysView[str]:
+        """The header's, each once; quick to look one up."""
+        return self._by_workload.keys()
 
     def take(self, trial: TrialRecord) -> None:
         """Files a trial that a batch proposed; its first record counts (two resumes at once)."""
@@ -82,7 +86,7 @@ def _add(run: Run, record: Record) -> None:
     match record:
         case TrialRecord():
             run.take(record)
-        case BatchRecord() if run.tuned(record.workload):
+        case BatchRecord() if record.workload in run.workloads:
             _add_batch(run, record)
         case FinalRecord():
             run.finals[record.workload] = record
@@ -96,31 +100,33 @@ def _add(run: Run, record: Record) -> None:
 def _add_batch(run: Run, record: BatchRecord) -> None:
     """Files a batch, or completes the one that a budget had cut short.
 
-    One whose entries are not numbered on from the last one's is left out.
+    One whose trials are not numbered on from the last one's is left out.
     """
     last = run.batches[-1] if run.batches else None
-    pairs = list(zip(record.entries, record.predicted, strict=False))
-    if last is not None and last.batch == record.batch and last.workload == record.workload:
-        pairs = [pair for pair in pairs if pair[0].trial >= run.planned]
-    elif last is not None and last.batch >= record.batch:
+    following = last.batch + 1 if last else 0
+    first, pairs = run.planned, list(zip(record.entries, record.predicted, strict=False))
+    completed = last if last and (last.batch, last.workload) == _place(record) else None
+    if completed:
+        pairs = [pair for pair in pairs if pair[0].trial >= first]
+    elif record.batch < following:
         return
-    else:
-        missing = record.batch > (last.batch + 1 if last else 0)
-        if missing and pairs:  # its trials are, too
-            run.planned = max(run.planned, pairs[0][0].trial)
-        last = None
-    numbers = [entry.trial for entry, _ in pairs]
-    if numbers != list(range(run.planned, run.planned + len(pairs))):
+    elif record.batch > following and pairs:
+        first = max(first, pairs[0][0].trial)  # a batch is missing, and its trials with it
+    if any(entry.trial != first + i for i, (entry, _) in enumerate(pairs)):
         return
-    run.planned += len(pairs)
+    entries, predicted = tuple(e for e, _ in pairs), tuple(guess for _, guess in pairs)
+    if completed:
+        entries, predicted = completed.entries + entries, completed.predicted + predicted
+    if len(entries) > MOST_ENTRIES:
+        return
+    run.planned = first + len(pairs)
     run.entries.update({entry.trial: (record.workload, entry) for entry, _ in pairs})
-    before = (last.entries, last.predicted) if last else ((), ())
-    whole = msgspec.structs.replace(
-        record if last is None else last,
-        entries=before[0] + tuple(entry for entry, _ in pairs),
-        predicted=before[1] + tuple(guess for _, guess in pairs),
-    )
-    run.batches[len(run.batches) - (last is not None) :] = [whole]
+    whole = msgspec.structs.replace(completed or record, entries=entries, predicted=predicted)
+    run.batches[len(run.batches) - bool(completed) :] = [whole]
+
+
+def _place(record: BatchRecord) -> tuple[int, str]:
+    return record.batch, record.workload
 
 
 def timed(trial: TrialRecord) -> float | None:
@@ -182,7 +188,7 @@ def best_trials(records: Sequence[Record]) -> list[Best]:
     """
     found: dict[tuple[str, tuple[str, str, str, int]], Best] = {}
     for run in runs(records):
-        for workload in run.header.workloads:
+        for workload in run.workloads:
             best = best_of(run, workload)
             if best is None:
                 continue

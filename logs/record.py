@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str = "kt"
     batch_size: Annotated[int, Meta(ge=1, le=4096)] = 16
     lag: Annotated[int, Meta(ge=0, le=64)] = 0
-    model_threads: Annotated[int, Meta(ge=1, le=1024)] = 2
+    model_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     epsilon: Annotated[float, Meta(ge=0, le=1)] = 0.1
     # -- below: when to stop and how to measure; proposals do not depend on them ---------------
     trials: int = 128
@@ -202,10 +202,6 @@ class FinalEntry(msgspec.Struct, frozen=True):
     us: tuple[Time, ...]
     median_us: Annotated[float, Meta(ge=0, lt=1e15)]  # 0 when it failed
     failure: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.failure and self.median_us <= 1e-6:
-            raise ValueError("a finalist that did not fail has a time")
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="final"):

@@ -56,14 +56,40 @@ def trial(number: int, outcome: Outcome | float = 100.0, run: str = "r", **f: An
     return TrialRecord(run=run, trial=number, outcome=outcome, **known | f)
 
 
+def proposed(*records: Record) -> list[Record]:
+    """`records` with a batch for each trial that no batch of them proposes before it."""
+    planned: dict[str, int] = {}
+    batches: dict[str, int] = {}
+    found: list[Record] = []
+    for record in records:
+        if isinstance(record, TrialRecord) and record.trial >= planned.get(record.run, 0):
+            first, number = planned.get(record.run, 0), batches.get(record.run, 0)
+            numbers = range(first, record.trial + 1)
+            found.append(
+                BatchRecord(
+                    run=record.run, batch=number, workload=record.workload, time="t",
+                    entries=tuple(
+                        Entry(n, record.family, record.theta, record.source) for n in numbers
+                    ),
+                    predicted=(None,) * len(numbers), model=ModelReport(),
+                )
+            )  # fmt: skip
+            planned[record.run], batches[record.run] = record.trial + 1, number + 1
+        found.append(record)
+    return found
+
+
 def one_of_each(run: str = "r") -> list[Record]:
     """A record of every type, with every optional field set somewhere."""
     facts = BuildFacts(0.5, "ab", True, 8, 16, 24, 32, ("warning: café",))
     return [
         header(run, boot="b", vendor_us={GEMM: 2.0}, environment={"a": 1, "b": "x", "c": True}),
         BatchRecord(
-            run=run, batch=0, workload=GEMM, predicted=(None, 0.5), time="t",
-            entries=(Entry(0, "fake", THETA, "default"), Entry(1, "fake", THETA, "model")),
+            run=run, batch=0, workload=GEMM, predicted=(None, 0.5, 0.5), time="t",
+            entries=(
+                Entry(0, "fake", THETA, "default"), Entry(1, "fake", THETA, "model"),
+                Entry(2, "fake", THETA, "model"),
+            ),
             model=ModelReport(8, 0.5, 0.25, 0.1),
         ),
         trial(0, run=run, build=facts, predicted=0.25, clock_mhz=1.5, source="default"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -12,13 +13,14 @@ import click
 
 from kt.spaces.errors import KtError
 
-from .text import printable
+from .text import one_line, printable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # files report these by name
 
 
 def run(command: click.Command, arguments: Sequence[str] | None) -> int:
     """Runs a command with these words (default: the process's) and returns its exit code."""
+    _open_standard_files()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # θ and µ on a terminal that lacks them
@@ -53,6 +55,22 @@ def end(code: int) -> int:
     return code
 
 
+def _open_standard_files() -> None:
+    """Stands /dev/null in for what the caller closed (`kt show >&-`).
+
+    Else the next file opened gets that number, and with it what others write to it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            os.set_inheritable(opened, True)
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = sys.stdout or open(os.devnull, "w")
+    sys.stderr = sys.stderr or open(os.devnull, "w")
+
+
 def _complain(error: Exception) -> None:
     match error:
         case KtError():
@@ -63,9 +81,12 @@ def _complain(error: Exception) -> None:
         case MemoryError():
             _say("out of memory")
         case _:
-            kind = type(error).__name__
-            _say(f"internal error, {kind}: {error} (KT_DEBUG=1 shows where)")
+            kind, text = type(error).__name__, str(error).strip()
+            if text.startswith("Traceback"):  # a worker's bug; the last line says what it was
+                text = text.splitlines()[-1]
+            _say(f"internal error, {kind}: {one_line(text)} (KT_DEBUG=1 shows where)")
 
 
 def _say(message: str) -> None:
-    click.echo(f"kt: error: {printable(message)}", err=True)
+    with contextlib.suppress(OSError):  # nowhere is left to report that stderr fails
+        click.echo(f"kt: error: {printable(message)}", err=True)

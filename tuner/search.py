@@ -56,6 +56,8 @@ class Search:
             raise SettingsError(
                 f"unknown strategy '{settings.strategy}': accepts {', '.join(STRATEGIES)}"
             )
+        if self._models:
+            self._surrogate.load()
         make = STRATEGIES[settings.strategy]
         self._strategies = [
             make(self._surrogate, i, settings.epsilon) for i in range(len(self.states))

@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM: the first ends the run in good order, the second at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends the run in good order, the second at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 from types import FrameType, TracebackType
 from typing import Any
@@ -12,9 +13,9 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class Interrupts:
-    """While open, a first SIGINT or SIGTERM raises KeyboardInterrupt; `code` tells which it was."""
+    """While open, a first signal raises KeyboardInterrupt; `code` tells which it was."""
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.caught = 0
@@ -22,7 +23,7 @@ class Interrupts:
 
     @property
     def code(self) -> int:
-        """Exit code of an interrupted command: 130, 143 or 141."""
+        """Exit code of an interrupted command: 130, 143, 129 or 141."""
         return 128 + (self.caught or signal.SIGINT)
 
     def stdout_closed(self) -> None:
@@ -49,7 +50,18 @@ class Interrupts:
         if self.caught:
             _die(number)
         self.caught = number
+        if number == signal.SIGHUP:
+            _leave_terminal()
         raise KeyboardInterrupt
+
+
+def _leave_terminal() -> None:
+    """Sends to /dev/null what would go to a terminal that is gone, where each write fails."""
+    for descriptor in (1, 2):
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # isatty is false for one that hung up
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)
 
 
 def _die(number: int) -> None:

@@ -38,6 +38,10 @@ class Surrogate:
         self.last_correlation: float | None = None
         self.last_recall: float | None = None
 
+    def load(self) -> None:
+        """Imports the model's library (a second or more) before anything waits for it."""
+        self._make()
+
     def judge(
         self, which: int, predicted: Sequence[float | None], observed: Sequence[Observation]
     ) -> None:

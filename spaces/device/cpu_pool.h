@@ -7,6 +7,7 @@
 #ifndef KT_CPU_POOL_H
 #define KT_CPU_POOL_H
 
+#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 
@@ -101,8 +102,18 @@ static void kt_pool_start(void) {
     }
 }
 
+/* Takes the pool for good, so that no job is under way: a worker that stops in the middle of one leaves the others at
+ * their barrier. When its holder keeps it for a second, or is the one that exits, the workers end with the process. */
+static int kt_pool_take(void) {
+    for (int nap = 0; __atomic_exchange_n(&kt_pool.busy, 1, __ATOMIC_ACQUIRE); nap++) {
+        if (nap == 1000) return 0;
+        poll(NULL, 0, 1);
+    }
+    return 1;
+}
+
 __attribute__((destructor)) static void kt_pool_stop(void) {
-    if (kt_pool.started == 0) return;
+    if (kt_pool.started == 0 || !kt_pool_take()) return;
     __atomic_store_n(&kt_pool.stop, 1, __ATOMIC_RELAXED);
     kt_pool_publish();
     while (kt_pool.started > 0) pthread_join(kt_pool.workers[--kt_pool.started], NULL);

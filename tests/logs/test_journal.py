@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_runs import header, one_of_each, trial
+from fake_runs import GEMM, THETA, header, one_of_each, trial
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +29,7 @@ from kt.logs.journal import (
     read_log,
 )
 from kt.logs.query import runs
-from kt.logs.record import Bound, Record
+from kt.logs.record import BatchRecord, Bound, Entry, ModelReport, Record
 from kt.spaces.errors import LogError
 
 RECORDS = [*one_of_each("a"), *one_of_each("b")]
@@ -205,7 +205,15 @@ def test_a_compressed_log_is_read_and_a_damaged_one_as_far_as_it_goes(tmp_path: 
 def test_100_000_trials_load_in_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = encode_records([trial(0, predicted=0.5, source="model", time="t")])
     text = b"".join(line.replace(b'"trial":0', b'"trial":%d' % i) for i in range(100_000))
-    path = written(tmp_path / "a.jsonl", encode_records([header()]) + text)
+    numbers = [range(first, first + 1000) for first in range(0, 100_000, 1000)]
+    batches = [
+        BatchRecord(
+            run="r", batch=i, workload=GEMM, predicted=(0.5,) * 1000, time="t",
+            entries=tuple(Entry(n, "fake", THETA, "model") for n in block), model=ModelReport(),
+        )
+        for i, block in enumerate(numbers)
+    ]  # fmt: skip
+    path = written(tmp_path / "a.jsonl", encode_records([header(), *batches]) + text)
     started = time.process_time()
     (run,) = runs(read_log(path).records)
     seconds = time.process_time() - started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from fake_runs import GEMM, THETA, header, one_of_each, trial
+from fake_runs import GEMM, THETA, header, one_of_each, proposed, trial
 
 from kt.logs.query import best_of, best_trials, curve, failures, runs
 from kt.logs.record import (
@@ -56,13 +56,13 @@ def test_a_resume_takes_the_stop_back() -> None:
 
 
 def test_the_first_record_of_a_trial_and_of_a_run_counts() -> None:
-    (run,) = runs([header(), trial(0, 5.0), trial(0, 4.0), header(seed=9), trial(1, 6.0)])
+    (run,) = runs(proposed(header(), trial(0, 5.0), trial(0, 4.0), header(seed=9), trial(1, 6.0)))
     assert run.trials == {0: trial(0, 5.0), 1: trial(1, 6.0)}
     assert run.header.seed == 0
 
 
 def test_trials_of_a_workload_that_the_run_does_not_have_are_left_out() -> None:
-    (run,) = runs([header(), trial(0, workload=OTHER), trial(1)])
+    (run,) = runs(proposed(header(), trial(0, workload=OTHER), trial(1)))
     assert list(run.trials) == [1]
 
 
@@ -78,18 +78,19 @@ def test_batches_of_two_resumes_at_once_are_not_doubled() -> None:
 
 
 def test_the_best_is_the_fastest_time_that_is_a_result() -> None:
-    (run,) = runs([header(), trial(0, 90.0, source="default"), trial(1, CRASH), trial(2, SLOW),
-                   trial(3, 70.0), trial(4, 70.0)])  # fmt: skip
+    records = [header(), trial(0, 90.0, source="default"), trial(1, CRASH), trial(2, SLOW),
+               trial(3, 70.0), trial(4, 70.0)]  # fmt: skip
+    (run,) = runs(proposed(*records))
     best = best_of(run, GEMM)
     assert best is not None
     assert (best.trial.trial, best.us, best.default_us, best.final) == (3, 70.0, 90.0, None)
-    assert best_of(runs([header(), trial(0, CRASH), trial(1, SLOW)])[0], GEMM) is None
+    assert best_of(runs(proposed(header(), trial(0, CRASH), trial(1, SLOW)))[0], GEMM) is None
     assert best_of(run, OTHER) is None
 
 
 def test_a_final_decides_with_its_own_times() -> None:
     decided = final(FinalEntry(0, (88.0,), 88.0), FinalEntry(4, (71.0,), 71.0), best=4)
-    (run,) = runs([header(), trial(0, 90.0), trial(3, 70.0), trial(4, 72.0), decided])
+    (run,) = runs(proposed(header(), trial(0, 90.0), trial(3, 70.0), trial(4, 72.0), decided))
     best = best_of(run, GEMM)
     assert best is not None
     assert (best.trial.trial, best.us, best.default_us, best.final) == (4, 71.0, 88.0, decided)
@@ -97,8 +98,9 @@ def test_a_final_decides_with_its_own_times() -> None:
 
 def test_what_failed_its_verification_is_never_the_best() -> None:
     failed = FinalEntry(3, (), 0.0, "wrong_result on seed 2")
-    (run,) = runs([header(), trial(0, 90.0, source="default"), trial(3, 70.0), trial(4, 80.0),
-                   final(failed, FinalEntry(0, (), 0.0, "wrong"), best=-1)])  # fmt: skip
+    records = [header(), trial(0, 90.0, source="default"), trial(3, 70.0), trial(4, 80.0),
+               final(failed, FinalEntry(0, (), 0.0, "wrong"), best=-1)]  # fmt: skip
+    (run,) = runs(proposed(*records))
     best = best_of(run, GEMM)
     assert best is not None
     assert (best.trial.trial, best.us, best.default_us) == (4, 80.0, None)
@@ -106,8 +108,8 @@ def test_what_failed_its_verification_is_never_the_best() -> None:
 
 def test_a_final_that_names_a_trial_it_did_not_time_is_not_believed() -> None:
     for best in (3, 99):
-        (run,) = runs([header(), trial(0, 90.0), trial(3, 70.0),
-                       final(FinalEntry(0, (1.0,), 1.0), best=best)])  # fmt: skip
+        (run,) = runs(proposed(header(), trial(0, 90.0), trial(3, 70.0),
+                       final(FinalEntry(0, (1.0,), 1.0), best=best)))  # fmt: skip
         found = best_of(run, GEMM)
         assert found is not None and (found.trial.trial, found.us) == (3, 70.0)
 
@@ -120,7 +122,9 @@ def test_the_best_trials_are_by_workload_and_device_over_all_runs() -> None:
         trial(1, 5.0, "b", workload=OTHER), header("c", target=elsewhere), trial(0, 1.0, "c"),
         header("d", workloads=("conv2d",)),
     ]  # fmt: skip
-    found = [(b.workload, b.us, b.trial.run, b.target.processor) for b in best_trials(records)]
+    found = [
+        (b.workload, b.us, b.trial.run, b.target.processor) for b in best_trials(proposed(*records))
+    ]
     assert found == [
         (GEMM, 8.0, "b", target.processor), (OTHER, 5.0, "b", target.processor),
         (GEMM, 1.0, "c", "another"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from fake_runs import CPU, GEMM, THETA, header, read_run, trial, tuned
+from fake_runs import CPU, GEMM, THETA, header, proposed, read_run, trial, tuned
 from fakes import analytic_us
 from odd_families import space
 
@@ -22,8 +22,8 @@ from kt.tuner.warm import MOST, nearest, warm_points
 
 def logged(text: str, us: float = 5.0, theta: Theta = THETA, **fields: object) -> list[Record]:
     """A run with one trial; `text` is also the run's name."""
-    return [header(text, workloads=(text,), **fields),
-            trial(3, us, run=text, workload=text, theta=theta)]  # fmt: skip
+    return proposed(header(text, workloads=(text,), **fields),
+                    trial(3, us, run=text, workload=text, theta=theta))  # fmt: skip
 
 
 def test_the_nearest_workloads_of_the_operator_come_first() -> None:

@@ -14,6 +14,7 @@ from kt.logs.record import BuildFacts, Failure
 from kt.spaces.kernel import Kernel, Launch
 
 from .cache import BinaryCache, cache_key, file_digest
+from .environment import plain
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Builder:
                     cache, key, source, toolchain, arch, timeout
                 )
             except OSError as error:
-                note = f"{cache.root}: {error.strerror or error}"
+                note = plain(f"{cache.root}: {error.strerror or error}")
                 continue
             if isinstance(facts, Failure):
                 return facts

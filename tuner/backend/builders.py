@@ -51,7 +51,7 @@ class BuilderPool:
         self._note, self._noted, self._lock = note, set[str](), threading.Lock()
         self._toolchains: dict[str, Toolchain] = {}
         spare = BinaryCache(directory / "binaries")
-        cache = self._open(cache or BinaryCache(cache_directory()), spare)
+        cache = self._open(cache, spare)
         self._workers = [
             Worker(Builder, (cache, spare, tuple(bundles)), directory / f"builder{i}.log")
             for i in range(self.count)
@@ -129,10 +129,16 @@ class BuilderPool:
             case _:
                 raise AssertionError(ended)
 
-    def _open(self, cache: BinaryCache, spare: BinaryCache) -> BinaryCache:
-        reason = writable(cache)
-        if reason:
-            self._say(f"the binary cache {cache.root} is not usable ({reason}): building anew")
+    def _open(self, cache: BinaryCache | None, spare: BinaryCache) -> BinaryCache:
+        """The cache, or the user's; `spare` when it cannot be used."""
+        try:
+            cache = cache or BinaryCache(cache_directory())
+        except OSError as error:
+            place, reason = error.filename, error.strerror
+        else:
+            place, reason = cache.root, writable(cache)
+        if cache is None or reason:
+            self._say(f"the binary cache {place} is not usable ({reason}): building anew")
             return spare
         cache.prune()
         return cache

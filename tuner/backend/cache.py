@@ -9,6 +9,8 @@ The key hashes everything that decides the binary: source, flags, compiler versi
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -22,7 +24,8 @@ import msgspec
 from kt.logs.record import BuildFacts
 
 LIMIT_BYTES = 2 * 2**30
-_STALE_SECONDS = 3600.0
+_YOUNG_SECONDS = 60.0  # one without a lock may be just being made
+_STALE_SECONDS = 3600.0  # where the file system has no locks
 _FACTS = "facts.json"
 
 
@@ -30,7 +33,7 @@ def cache_key(*parts: str) -> str:
     """SHA-256 of the parts, each length-prefixed so that no two lists collide."""
     digest = hashlib.sha256()
     for part in parts:
-        data = part.encode()
+        data = part.encode(errors="surrogateescape")  # paths need not be UTF-8
         digest.update(f"{len(data)}:".encode() + data)
     return digest.hexdigest()
 
@@ -66,13 +69,17 @@ class BinaryCache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """An empty directory on the cache's file system, removed afterwards."""
+        """An empty directory on the cache's file system, locked meanwhile and removed afterwards."""
         (self.root / "staging").mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=self.root / "staging"))
+        lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
 
     def publish(self, key: str, staged: Path, binary: str, facts: BuildFacts) -> BuildFacts:
         """Makes `staged` the entry of `key`; returns the facts of the entry that is there then.
@@ -101,7 +108,7 @@ class BinaryCache:
             os.rename(entry, grave / "entry")
 
     def prune(self, limit_bytes: int = LIMIT_BYTES) -> None:
-        """Removes the least recently used entries beyond `limit_bytes`, and stale staging."""
+        """Removes the least recently used entries beyond `limit_bytes`, and dead staging."""
         entries = []
         for facts in self.root.glob(f"??/*/{_FACTS}"):
             with contextlib.suppress(OSError):
@@ -116,17 +123,35 @@ class BinaryCache:
             excess -= size
         for path in self.root.glob("staging/*"):
             with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                if _abandoned(path):
                     shutil.rmtree(path, ignore_errors=True)
 
 
+def _abandoned(staged: Path) -> bool:
+    """Whether the process that made a staging directory is dead."""
+    age = time.time() - staged.stat().st_mtime
+    if age < _YOUNG_SECONDS:
+        return False
+    lock = os.open(staged, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return age > _STALE_SECONDS
+    finally:
+        os.close(lock)
+    return True
+
+
 def cache_directory() -> Path:
-    """`KT_CACHE_DIR`, else `kt` in the XDG cache directory."""
-    chosen = os.environ.get("KT_CACHE_DIR")
-    if chosen:
+    """`KT_CACHE_DIR`, else `kt` in the XDG cache directory; raises OSError without a home for ~."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    chosen = os.environ.get("KT_CACHE_DIR") or os.path.join(base, "kt")
+    try:
         return Path(chosen).expanduser().absolute()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "kt"
+    except RuntimeError:
+        raise OSError(errno.ENOENT, "no such home directory", chosen) from None
 
 
 def writable(cache: BinaryCache) -> str | None:

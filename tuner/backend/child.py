@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import selectors
 import signal
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)  # loaded here: no lock of the loader may be taken after a fork
 _HEAD_BYTES = 256 * 1024
 _TAIL_BYTES = 16 * 1024
 # A compiler driver starts further processes, which no death signal reaches. This shell leads their
@@ -28,11 +30,13 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     The "parent" is the thread that started this process, so that thread has to live on.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
 
 
-def _lead_group() -> None:
+def _lead_group(parent: int) -> None:
     die_with_parent(signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)  # the parent died before it could be watched
 
 
 @dataclass(frozen=True)
@@ -45,19 +49,23 @@ class Finished:
 
 
 def run_child(
-    command: Sequence[str], directory: Path, timeout: float, env: Mapping[str, str]
+    command: Sequence[str],
+    directory: Path,
+    timeout: float,
+    env: Mapping[str, str],
+    stderr: int = subprocess.STDOUT,
 ) -> Finished:
     """Runs `command` in its own process group, killed as a whole after `timeout` seconds.
 
-    stdout and stderr come back together: the first 256 KiB and the last 16 KiB of them, however
+    stdout and, unless sent elsewhere, stderr come back together: the first 256 KiB and the last 16 KiB of them, however
     much the child writes. Raises OSError when the command cannot be started.
     """
     begin = time.monotonic()
     process = subprocess.Popen(
         ["/bin/sh", "-c", _GROUP_LEADER, "sh", *command],
         cwd=directory, env=dict(env), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True, preexec_fn=_lead_group,
+        stdout=subprocess.PIPE, stderr=stderr,
+        start_new_session=True, preexec_fn=functools.partial(_lead_group, os.getpid()),
     )  # fmt: skip
     try:
         output, ended = _drain(process, begin + timeout)

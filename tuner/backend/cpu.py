@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kt.logs.record import Bound, Outcome, Timing
-from kt.spaces.errors import TargetError
+from kt.spaces.errors import TargetError, ToolchainError
 from kt.spaces.target import Target
 from kt.spaces.workload import Gemm, Workload, parse
 
@@ -84,7 +84,10 @@ class CpuRunner:
         self._memory = int(MEMORY_SHARE * target.memory_bytes)
         limit = self._memory + _reserved_bytes()
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-        self._native = native(Path(library))
+        try:
+            self._native = native(Path(library))
+        except (OSError, AttributeError) as error:
+            raise ToolchainError(f"kt's own library cannot be loaded: {error}") from None
         self._held: _Held | None = None
         self._workspace: Guarded | None = None
 

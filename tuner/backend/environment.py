@@ -15,16 +15,21 @@ _PACKAGES = ("numpy", "scipy", "msgspec")
 _VARIABLES = ("OPENBLAS_CORETYPE", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "CC")
 
 
+def plain(text: str) -> str:
+    """Text of the system as a log can hold it: bytes that are not UTF-8 become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def describe(target: Target, compiler: str) -> Facts:
     """Processor, clocks, load, versions and the variables that change a result."""
     facts: Facts = {
         "processor": target.processor, "arch": target.arch, "cores": target.cores,
-        "machine": platform.machine(), "kernel": platform.release(), "compiler": compiler,
+        "machine": platform.machine(), "kernel": platform.release(), "compiler": plain(compiler),
         "libc": "-".join(platform.libc_ver()), "python": platform.python_version(),
         "load_average": round(os.getloadavg()[0], 2),
     }  # fmt: skip
     facts |= {name: importlib.metadata.version(name) for name in _PACKAGES}
-    facts |= {f"env_{name}": os.environ[name] for name in _VARIABLES if name in os.environ}
+    facts |= {f"env_{name}": plain(os.environ[name]) for name in _VARIABLES if name in os.environ}
     return facts | _clocks()
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from kt.logs.record import Bound, Failure, Settings, Stage
+from kt.logs.record import Bound, Failure, FailureKind, Settings, Stage
 from kt.spaces.errors import TargetError
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -31,7 +31,10 @@ _VERIFY_SECONDS = 0.2
 _VENDOR_SECONDS = 0.5
 # Large workloads: a run may take this many times the float64 reference's time, if that is more.
 _SLOW_LAUNCHES = 10.0
-_NEARLY_FULL = 0.75
+# Checks, warming up and sampling again take their share of time beside one sampling.
+_SAMPLINGS = 4.0
+# What is said by a kernel that ends itself because an allocation failed.
+_NO_MEMORY = ("bad_alloc", "out of memory", "memoryerror", "cannot allocate memory")
 _STAGES: Mapping[str, Stage] = {"check": "check", "run": "run"}
 
 Own = Callable[[str], Path]
@@ -43,9 +46,9 @@ class CpuHost:
 
     def __init__(self, target: Target, settings: Settings, directory: Path, own: Own) -> None:
         self._target, self._settings, self._own = target, settings, own
-        self._data = directory / "data"
+        self._directory, self._data = directory, directory / "data"
         self._limits: dict[Path, float] = {}  # seconds of a run, by dataset that exists
-        timing = str(own(SOURCE.read_text()))
+        timing = str(self._own_copy(SOURCE.read_text(), "timing.so"))
         self._worker = Worker(CpuRunner, (target, timing), directory / "runner.log", _RUNNER_CALLS)
 
     def close(self) -> None:
@@ -77,7 +80,7 @@ class CpuHost:
 
     def bound(self, dtype: str) -> Bound:
         """Measured peak of multiply-adds and of copying on all usable cores."""
-        library = self._own(bounds_source(dtype, self._target.arch))
+        library = self._own_copy(bounds_source(dtype, self._target.arch), f"bounds-{dtype}.so")
         bound = self._ask("bound", str(library), limit=_PROBE_SECONDS)
         assert isinstance(bound, Bound)
         return bound
@@ -105,10 +108,11 @@ class CpuHost:
         deadline: float | None,
     ) -> Ran | None:
         """Checks and times one candidate; None when the deadline ended it."""
+        sampling = self._settings.sample_seconds
         ended = self._worker.call(
-            "run", str(binary.path), str(workload), str(data), self._settings.sample_seconds,
-            incumbent_us, limit=_PREPARE_SECONDS, limits={"load": self._limits[data]},
-            deadline=deadline,
+            "run", str(binary.path), str(workload), str(data), sampling, incumbent_us,
+            limit=_PREPARE_SECONDS, deadline=deadline,
+            limits={"load": self._limits[data] + _SAMPLINGS * sampling},
         )  # fmt: skip
         match ended:
             case Done(Ran() as ran):
@@ -156,6 +160,13 @@ class CpuHost:
             raise TargetError(f"the runner process ended in 'compare': {self._reason(ended)}")
         return Compared((), int(ended.stage), self._reason(ended))
 
+    def _own_copy(self, source: str, name: str) -> Path:
+        """A library of kt's own, where it stays even if somebody removes the cache."""
+        path = self._directory / name
+        if not path.exists():
+            shutil.copyfile(self._own(source), path)
+        return path
+
     # -- ends -------------------------------------------------------------------------------
 
     def _ask(self, method: str, *args: object, limit: float = _PREPARE_SECONDS) -> object:
@@ -178,8 +189,12 @@ class CpuHost:
         if isinstance(ended, TimedOut):
             message = f"no result within {ended.seconds:g} s: killed"
             return Failure("run_timeout", stage, message, ended.log)
-        full = ended.peak_bytes > _NEARLY_FULL * MEMORY_SHARE * self._target.memory_bytes
-        if ended.code == -signal.SIGKILL or full:
-            message = f"{ended} with {ended.peak_bytes / 2**20:.0f} MiB in use"
-            return Failure("out_of_memory", stage, message, ended.log)
-        return Failure("crash", stage, str(ended), ended.log)
+        kind: FailureKind = "out_of_memory" if _lacked_memory(ended) else "crash"
+        return Failure(kind, stage, str(ended), ended.log)
+
+
+def _lacked_memory(ended: Died) -> bool:
+    """Whether the system killed the runner, or a kernel gave up and said that memory was short."""
+    gave_up = ended.code >= 0 or ended.code == -signal.SIGABRT
+    said = ended.log.lower()
+    return ended.code == -signal.SIGKILL or (gave_up and any(text in said for text in _NO_MEMORY))

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from kt.logs.record import Failure, FailureKind, Stage
 
+from .environment import plain
+
 _LOG_BYTES = 16 * 2**20
 
 
@@ -30,7 +32,8 @@ class LoadedKernel:
             self._launch = self._library.kt_launch
             self._bytes = self._library.kt_workspace_bytes
         except (OSError, AttributeError) as error:
-            raise Refused("launch_error", "load", f"cannot load the binary: {error}") from None
+            message = plain(f"cannot load the binary: {error}")
+            raise Refused("launch_error", "load", message) from None
         self._launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self._bytes.argtypes, self._bytes.restype = [], ctypes.c_size_t
         self.address = ctypes.cast(self._launch, ctypes.c_void_p).value or 0

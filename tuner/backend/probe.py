@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kt.logs.record import Bound
+from kt.spaces.errors import ToolchainError
 from kt.spaces.kernel import expand
 from kt.spaces.target import Target
 
@@ -28,7 +29,11 @@ def bounds_source(dtype: str, arch: str) -> str:
 
 def measure_bound(library: str, target: Target) -> Bound:
     """Peak of fused multiply-adds and of copying (read plus written) on all usable cores."""
-    native = ctypes.CDLL(library)
+    try:
+        native = ctypes.CDLL(library)
+        native.kt_peak_flops, native.kt_copy_bandwidth  # noqa: B018
+    except (OSError, AttributeError) as error:
+        raise ToolchainError(f"kt's own library cannot be loaded: {error}") from None
     native.kt_peak_flops.restype = native.kt_copy_bandwidth.restype = ctypes.c_double
     native.kt_peak_flops.argtypes = [ctypes.c_int, ctypes.c_double]
     native.kt_copy_bandwidth.argtypes = [

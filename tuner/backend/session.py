@@ -12,7 +12,7 @@ import weakref
 from pathlib import Path
 
 _LOCK = "owner.lock"
-_YOUNG_SECONDS = 60.0  # a directory without a lock may be one that is just being made
+_YOUNG_SECONDS = 60.0  # one that nobody has locked may be just being made
 
 
 class Session:
@@ -49,17 +49,21 @@ def _abandoned(path: Path) -> bool:
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         with contextlib.suppress(OSError):
-            return time.time() - path.stat().st_mtime > _YOUNG_SECONDS
+            return _old(path.stat())
         return False
     except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
+        return _old(os.fstat(lock))
     except OSError:
         return False
     finally:
         os.close(lock)
+
+
+def _old(status: os.stat_result) -> bool:
+    return time.time() - status.st_mtime > _YOUNG_SECONDS
 
 
 def _remove(path: Path, lock: int) -> None:

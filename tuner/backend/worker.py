@@ -46,12 +46,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Died:
-    """The child ended during the call. `code` is negative for a signal; memory in bytes."""
+    """The child ended during the call. `code` is negative for a signal."""
 
     stage: str
     code: int
     log: str
-    peak_bytes: int
 
     def __str__(self) -> str:
         return signal_name(-self.code) if self.code < 0 else f"exit code {self.code}"
@@ -204,23 +203,21 @@ class Worker:
         if self._pidfd >= 0:
             wait([self._pidfd], _EXIT_GRACE_SECONDS)
         kill_group(self._process.pid)
-        code, peak = self._reap()
-        return Died(stage, code, self._log_tail(), peak)
+        return Died(stage, self._reap(), self._log_tail())
 
-    def _reap(self) -> tuple[int, int]:
-        """Exit code and peak resident bytes of the ended child."""
+    def _reap(self) -> int:
+        """Exit code of the ended child."""
         assert self._process is not None and self._connection is not None
         try:
-            _, status, usage = os.wait4(self._process.pid, 0)
-            code, peak = os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024
+            code = os.waitstatus_to_exitcode(os.waitpid(self._process.pid, 0)[1])
         except ChildProcessError:  # reaped by somebody else in this process
-            code, peak = -signal.SIGKILL, 0
+            code = -signal.SIGKILL
         self._process.returncode = code
         self._connection.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._process, self._connection, self._pidfd = None, None, -1
-        return code, peak
+        return code
 
     def _clear_log(self) -> None:
         with contextlib.suppress(OSError):
