@@ -88,7 +88,7 @@ def _add(run: Run, record: Record) -> None:
             run.take(record)
         case BatchRecord() if record.workload in run.workloads:
             _add_batch(run, record)
-        case FinalRecord():
+        case FinalRecord() if record.workload in run.workloads:
             run.finals[record.workload] = record
         case ResumeRecord():
             run.resumes.append(record)
@@ -104,7 +104,9 @@ def _add_batch(run: Run, record: BatchRecord) -> None:
     """
     last = run.batches[-1] if run.batches else None
     following = last.batch + 1 if last else 0
-    first, pairs = run.planned, list(zip(record.entries, record.predicted, strict=False))
+    if len(record.entries) != len(record.predicted):
+        return
+    first, pairs = run.planned, list(zip(record.entries, record.predicted, strict=True))
     completed = last if last and (last.batch, last.workload) == _place(record) else None
     if completed:
         pairs = [pair for pair in pairs if pair[0].trial >= first]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -152,6 +153,30 @@ def detect_cpu() -> Target:
         l1_bytes=caches.get(1, 32 * 1024), l2_bytes=caches.get(2, 512 * 1024),
         l3_bytes=caches.get(3, 0), simd_bytes=simd_bytes, vector_registers=registers,
     )  # fmt: skip
+
+
+_CUDA_ARCH = re.compile(r"sm_[0-9]{2,3}[af]?")
+
+
+def checked_target(target: Target) -> Target:
+    """`target`, which came from outside; raises TargetError when no such device can exist."""
+    sane = (
+        1 <= target.cores <= 4096
+        and all(1024 <= size <= 2**36 for size in (target.l1_bytes, target.l2_bytes))
+        and 0 <= target.l3_bytes <= 2**36
+    )
+    if target.kind == "cpu":
+        sane &= SIMD.get(target.arch) == (target.simd_bytes, target.vector_registers)
+    else:
+        sizes = (target.shared_bytes, target.shared_bytes_sm, target.registers_sm)
+        sane &= target.kind == "cuda" and _CUDA_ARCH.fullmatch(target.arch) is not None
+        sane &= all(1024 <= n <= 2**24 for n in sizes) and 32 <= target.threads_sm <= 2**16
+    if not sane:
+        raise TargetError(
+            f"there is no such device as the log describes: {target.kind} {target.processor} "
+            f"({target.arch}, {target.cores} cores)"
+        )
+    return target
 
 
 def usable_cores() -> int:

@@ -8,7 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from kt.logs.journal import Journal
-from kt.logs.record import Bound, RunRecord, Seconds, Settings, Timing, TrialRecord
+from kt.logs.record import (
+    BatchRecord,
+    Bound,
+    Entry,
+    ModelReport,
+    RunRecord,
+    Seconds,
+    Settings,
+    Timing,
+    TrialRecord,
+)
 from kt.spaces.families import space_of
 from kt.spaces.kernel import Kernel
 from kt.spaces.target import CUDA_TARGETS, Target
@@ -30,13 +40,17 @@ def write_log(
         spaces=(space.digest,), bounds={workload.dtype: Bound(1e12, 1e12)}, versions={},
         environment={}, time="2026-01-01",
     )  # fmt: skip
+    entry = Entry(0, space.family_of(point), space.theta(point), "default")
+    batch = BatchRecord(
+        run="abc", batch=0, workload=text, entries=(entry,), predicted=(None,),
+        model=ModelReport(), time="now",
+    )  # fmt: skip
     trial = TrialRecord(
-        run="abc", trial=0, batch=0, workload=text, family=space.family_of(point),
-        theta=space.theta(point), outcome=Timing((5.0,), 5.0), seconds=Seconds(), time="now",
+        run="abc", trial=0, batch=0, workload=text, family=entry.family, theta=entry.knobs,
+        outcome=Timing((5.0,), 5.0), seconds=Seconds(), time="now",
     )  # fmt: skip
     with Journal(path) as journal:
-        journal.append(header)
-        journal.append(trial)
+        journal.append(header, batch, trial)
     return path
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,15 +11,13 @@ from kt.spaces.errors import LogError, TargetError
 from kt.spaces.families import space_of
 from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
-from kt.spaces.target import SIMD, Target, detect_cpu
+from kt.spaces.target import Target, checked_target, detect_cpu
 from kt.spaces.workload import Workload, parse
 
 from .devices import devices_like
 from .lookup import failure_text, one_trial, workloads_in
 from .request import listed
 from .summary import device_text
-
-_ARCH = re.compile(r"sm_[0-9]{2,3}[af]?")
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def choose(
     if not any_device:
         _refuse_other_device(best.target)
     workload = parse(best.workload)
-    space = space_of(workload, _sane(best.target))
+    space = space_of(workload, checked_target(best.target))
     kernel = space.kernel(space.check(best.trial.family, best.trial.theta))
     return Chosen(best, run, workload, space, kernel)
 
@@ -95,21 +92,3 @@ def _refuse_other_device(target: Target) -> None:
             f"measured on {device_text(target)}, this is {here}: "
             "its speed says nothing here (--any-device emits it all the same)"
         )
-
-
-def _sane(target: Target) -> Target:
-    """The logged device, which source is made from, when such a device can exist."""
-    sane = (
-        1 <= target.cores <= 4096
-        and all(1024 <= size <= 2**36 for size in (target.l1_bytes, target.l2_bytes))
-        and 0 <= target.l3_bytes <= 2**36
-    )
-    if target.kind == "cpu":
-        sane &= SIMD.get(target.arch) == (target.simd_bytes, target.vector_registers)
-    else:
-        sizes = (target.shared_bytes, target.shared_bytes_sm, target.registers_sm)
-        sane &= _ARCH.fullmatch(target.arch) is not None
-        sane &= all(1024 <= n <= 2**24 for n in sizes) and 32 <= target.threads_sm <= 2**16
-    if not sane:
-        raise LogError(f"there is no such device as the log describes: {device_text(target)}")
-    return target

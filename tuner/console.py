@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kt.logs.record import FinalRecord, StopRecord, TrialRecord
 
@@ -21,10 +21,19 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _HEARTBEAT_SECONDS = 30.0
+_LEAST_CURVE, _MOST_CURVE = 8, 32
+"""Columns of a curve."""
+_RATE = 2
+"""Where the throughput is among a lane's numbers."""
+_OTHER_LINES = 6
+"""Of the live panel, below the workloads."""
 
 
 class QuietView(BaseView):
     """Only the summary."""
+
+    def write(self, line: str) -> None:
+        super().write(text.one_line(line))  # a resumed log is somebody's text
 
     def stopped(self, session: Session, record: StopRecord) -> None:
         for line in summary(self.progress, session.journal.path, record):
@@ -101,7 +110,7 @@ class LiveView(QuietView):
     def started(self, session: Session) -> None:
         super().started(session)
         for line in heading(self.progress):
-            self._console.print(line)
+            self._console.print(text.one_line(line))
 
     def planned(self, session: Session, planned: Planned) -> None:
         super().planned(session, planned)
@@ -122,24 +131,47 @@ class LiveView(QuietView):
 
     def _panel(self) -> RenderableType:
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
         if self._progress is None:
             return Text(self._stage, style="dim")
-        table = Table.grid(padding=(0, 2))
-        for lane in self._progress.lanes:
-            curve = text.sparkline(lane.curve)
-            done = Text(f"{lane.done}/{self._progress.total // len(self._progress.lanes)}")
-            name = Text(lane.name, style="bold")
-            table.add_row(name, done, *_cells(lane), Text(curve, style="cyan"))
-        return Group(table, Text(self._progress.status()), Text(self._stage, style="dim"))
+        width, height = self._console.size
+        lanes = self._progress.lanes[: max(1, (height - _OTHER_LINES) // 2)]
+        lines: list[RenderableType] = []
+        each = self._progress.total // len(self._progress.lanes)
+        for lane, (numbers, curve) in zip(lanes, lane_lines(lanes, each, width), strict=True):
+            name = text.one_line(lane.name)
+            lines.append(Text(name, style="bold", no_wrap=True, overflow="ellipsis"))
+            lines.append(Text.assemble(numbers, (curve, "cyan")))
+        if more := len(self._progress.lanes) - len(lanes):
+            lines.append(Text(f"and {more} more workloads", style="dim"))
+        return Group(*lines, Text(self._progress.status()), Text(self._stage, style="dim"))
 
 
-def _cells(lane: Lane) -> list[Any]:
-    from rich.text import Text
+def lane_lines(lanes: Sequence[Lane], trials: int, width: int) -> list[tuple[str, str]]:
+    """(numbers, curve) of each lane in `width` columns, the numbers aligned.
 
-    return [Text(cell, justify="right", no_wrap=True) for cell in lane.facts()]
+    The curve takes what the numbers leave; where that is too little, the throughput goes first.
+    """
+    rows = [[f"{lane.done}/{trials}", *lane.facts()] for lane in lanes]
+    count = max(map(len, rows), default=0)
+    rows = [row + [""] * (count - len(row)) for row in rows]
+    numbers, room = _aligned(rows, width)
+    if room < _LEAST_CURVE:
+        numbers, room = _aligned([row[:_RATE] + row[_RATE + 1 :] for row in rows], width)
+    most = min(room, _MOST_CURVE)
+    curves = (text.sparkline(lane.curve, most) if room >= _LEAST_CURVE else "" for lane in lanes)
+    return list(zip(numbers, curves, strict=True))
+
+
+def _aligned(rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], int]:
+    """Lines of flush-right cells, and the columns that they leave."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "".join(f"  {cell:>{wide}}" for cell, wide in zip(row, widths, strict=True)) + "  "
+        for row in rows
+    ]
+    return lines, width - sum(widths) - 2 * len(widths) - 2
 
 
 def view_of(as_json: bool, plain: bool, quiet: bool, closed: Callable[[], None]) -> BaseView:

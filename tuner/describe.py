@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SMALLEST = "#include <pthread.h>\nint kt_launch(void *const *args) { return args == 0; }\n"
 _PREFLIGHT_SECONDS = 30.0
+_LIMIT = "  (physical limit, not measured)"
+"""No time below it is believed; `kt tune` measures what this machine reaches."""
 
 
 def space_command(
@@ -180,7 +182,9 @@ def _target_lines(target: Target) -> list[str]:
     peaks = facts.pop("peak")
     rows = [(name, _quantity(name, value)) for name, value in facts.items() if value]
     rows += [(f"peak {dtype}", f"{value / 1e9:,.0f} GFLOP/s") for dtype, value in peaks.items()]
-    return [f"{name:16} {value}" for name, value in rows]
+    limits = {"clock_mhz", "bandwidth", *(f"peak {dtype}" for dtype in peaks)}
+    label = _LIMIT if target.kind == "cpu" else ""
+    return [f"{name:16} {value}{label if name in limits else ''}" for name, value in rows]
 
 
 def _quantity(name: str, value: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kt.logs.record import Failure, FinalRecord, StopRecord, TrialRecord
 
+from .noise import noise_of
 from .progress import Progress
 from .session import Planned, Session
 
@@ -105,7 +106,7 @@ class JsonView(BaseView):
         self.emit(
             "final", session, workload=record.workload, best=record.best, best_us=lane.best_us,
             default_us=lane.default_us, vendor_us=lane.vendor_us, bound_us=lane.bound_us,
-            noise=record.noise,
+            noise=record.noise, vendor_noise=noise_of(record.vendor_us),
         )  # fmt: skip
 
     def stopped(self, session: Session, record: StopRecord) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kt.logs.journal import BadLine, read_log
+from kt.logs.journal import BadLines, read_log
 from kt.logs.query import Run, runs
 from kt.logs.record import Failure, TrialRecord
 from kt.spaces.errors import LogError
@@ -17,7 +17,7 @@ from .text import one_line
 _BAD_SHOWN = 8
 
 
-def open_runs(log: Path, run: str | None = None) -> tuple[list[Run], list[BadLine]]:
+def open_runs(log: Path, run: str | None = None) -> tuple[list[Run], BadLines]:
     """Runs of a log file or directory, and its bad lines; `run` is the start of a run's id."""
     found = read_log(log)
     every = runs(found.records)
@@ -26,16 +26,17 @@ def open_runs(log: Path, run: str | None = None) -> tuple[list[Run], list[BadLin
         ids = listed([r.header.run for r in every])
         raise LogError(f"{log}: no run '{run}'; it has {ids}")
     if not any(r.trials for r in chosen):
-        raise LogError(f"{log}: no trials in this log")
+        why = f" (line {found.bad[0].line}: {found.bad[0].reason})" if found.bad else ""
+        raise LogError(f"{log}: no trials in this log{why}")
     return chosen, found.bad
 
 
-def report_bad(bad: Sequence[BadLine]) -> None:
+def report_bad(bad: BadLines) -> None:
     """Says on stderr which lines were skipped."""
     for line in bad[:_BAD_SHOWN]:
         print(f"kt: {one_line(str(line))}", file=sys.stderr)
-    if len(bad) > _BAD_SHOWN:
-        print(f"kt: and {len(bad) - _BAD_SHOWN} more bad lines skipped", file=sys.stderr)
+    if bad.total > _BAD_SHOWN:
+        print(f"kt: and {bad.total - _BAD_SHOWN} more bad lines skipped", file=sys.stderr)
 
 
 def workloads_in(
@@ -48,10 +49,11 @@ def workloads_in(
 
 def one_trial(found: Sequence[Run], texts: Sequence[str], number: int) -> tuple[Run, TrialRecord]:
     """Trial `number` of these workloads; LogError when none or several runs have it."""
+    wanted = frozenset(texts)
     hits = [
         (run, trial)
         for run in found
-        if (trial := run.trials.get(number)) and trial.workload in texts
+        if (trial := run.trials.get(number)) and trial.workload in wanted
     ]
     if not hits:
         most = max((max(run.trials, default=0) for run in found), default=0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from kt.logs.query import Run, best_of, curve, failures
+from kt.logs.query import Best, Run, best_of, curve, failures
 from kt.spaces.errors import SettingsError
 
 from . import text
 from .lookup import open_runs, report_bad, workloads_in
+from .noise import busy
 from .replay import Identity, Simulation, check_identity, simulate
 from .strategy import STRATEGIES
 
@@ -47,23 +48,24 @@ def replay_command(
             ],
         )
         return 0
-    shown = [one for one in found if set(one.header.workloads) & set(texts)]
+    wanted = frozenset(texts)
+    shown = [one for one in found if not wanted.isdisjoint(one.workloads)]
     identities = [check_identity(one) for one in shown]
     pairs = list(zip(shown, identities, strict=True))
     _print(
         as_json,
-        [_facts(one, identity, texts) for one, identity in pairs],
-        [line for one, identity in pairs for line in _lines(one, identity, texts)],
+        [_facts(one, identity, wanted) for one, identity in pairs],
+        [line for one, identity in pairs for line in _lines(one, identity, wanted)],
     )
     codes = {identity.exit_code for identity in identities}
     return 1 if 1 in codes else max(codes, default=0)
 
 
 def _print(as_json: bool, facts: Sequence[Mapping[str, Any]], lines: Sequence[str]) -> None:
-    print("\n".join(map(json.dumps, facts) if as_json else lines))
+    print("\n".join(map(json.dumps, facts) if as_json else map(text.one_line, lines)))
 
 
-def _lines(run: Run, identity: Identity, texts: Sequence[str]) -> list[str]:
+def _lines(run: Run, identity: Identity, texts: Set[str]) -> list[str]:
     """A run: its head, a curve a workload, and whether its proposals are reproduced."""
     header = run.header
     ended = run.stop.reason if run.stop else "cut off"
@@ -71,7 +73,9 @@ def _lines(run: Run, identity: Identity, texts: Sequence[str]) -> list[str]:
         f"run {header.run}: strategy {header.settings.strategy}, seed {header.seed}, "
         f"{len(run.trials)} trials in {len(run.batches)} batches, ended: {ended}"
     ]
-    for workload in header.workloads:
+    if run.left_out:
+        lines.append(f"  {run.left_out} trial records left out: no batch proposed them")
+    for workload in run.workloads:
         if workload in texts:
             lines += [f"  {line}" for line in _curve(run, workload)]
     return [*lines, f"  proposals {_verdict(identity)}"]
@@ -89,13 +93,19 @@ def _curve(run: Run, workload: str) -> list[str]:
         for budget in _budgets(len(trials))
         if points[0][0] <= budget
     ]
-    steps = [us for _, us in points]
+    curve_text = text.sparkline([1 / us for _, us in points])
     return [
-        f"{workload}: best {text.time_of(best.us if best else None)}, "
-        f"{text.ratio(best.default_us if best else None, best.us if best else None)} of default; "
-        f"failures: {failed}",
-        f"  best after trials {', '.join(by_budget)}  {text.sparkline([1 / us for us in steps])}",
+        f"{workload}: {_decided(best)}failures: {failed}",
+        f"  best during the search after trials {', '.join(by_budget)}  {curve_text}",
     ]
+
+
+def _decided(best: Best | None) -> str:
+    """The final's result, whose times differ from those of the search."""
+    if best is None or best.final is None:
+        return "no final; "
+    over = None if busy(best.final) else text.quotient(best.default_us, best.us)
+    return f"final best {text.time_of(best.us)}, {text.times(over)} the default; "
 
 
 def _budgets(trials: int) -> list[int]:
@@ -116,7 +126,7 @@ def _verdict(identity: Identity) -> str:
     return f"DIFFERENT under the same versions{why}"
 
 
-def _facts(run: Run, identity: Identity, texts: Sequence[str]) -> dict[str, Any]:
+def _facts(run: Run, identity: Identity, texts: Set[str]) -> dict[str, Any]:
     return {
         "run": run.header.run, "seed": run.header.seed, "strategy": run.header.settings.strategy,
         "trials": len(run.trials), "batches": len(run.batches),
@@ -127,7 +137,7 @@ def _facts(run: Run, identity: Identity, texts: Sequence[str]) -> dict[str, Any]
             workload: {
                 "curve": list(curve(run.of(workload))), "failures": failures(run.of(workload)),
             }
-            for workload in run.header.workloads if workload in texts
+            for workload in run.workloads if workload in texts
         },
     }  # fmt: skip
 
@@ -135,7 +145,7 @@ def _facts(run: Run, identity: Identity, texts: Sequence[str]) -> dict[str, Any]
 def _simulated(
     found: Sequence[Run], workload: str, strategy: str, budget: int | None, seeds: int
 ) -> Simulation:
-    having = [run for run in found if workload in run.header.workloads]
+    having = [run for run in found if workload in run.workloads]
     return simulate(having, workload, strategy, budget, seeds)
 
 

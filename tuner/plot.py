@@ -11,7 +11,7 @@ from kt.logs.record import Timing
 from kt.spaces.errors import SettingsError, ToolchainError
 
 from .report import Row
-from .text import one_line, ratio, time_of
+from .text import one_line, time_of, times
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def _panel(axes: Axes, row: Row, run: Run) -> None:
         best.append(top or float("nan"))
     axes.plot(xs, best, color=_BEST, lw=2, zorder=2, drawstyle="steps-post", label="best so far")
     assert row.best
-    if row.best.final:
+    if row.best.final and row.best.us > 0:
         at = [x for x, t in zip(xs, trials, strict=True) if t.trial == row.best.trial.trial]
         final = scale / row.best.us
         top = max(top, final)
@@ -88,7 +88,7 @@ def _panel(axes: Axes, row: Row, run: Run) -> None:
 
 
 def _title(row: Row) -> str:
-    over = f", {ratio(row.default_us, row.us)} the default" if row.default_us else ""
+    over = f", {times(row.over_default)} the default" if row.over_default else ""
     device = one_line(row.target.processor, 60)
     return f"{one_line(row.workload, 90)}\n{time_of(row.us)}{over}, on {device}"
 

@@ -66,9 +66,9 @@ def _open_standard_files() -> None:
         except OSError:
             opened = os.open(os.devnull, os.O_RDWR)  # the lowest free number
             os.set_inheritable(opened, True)
-    sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _complain(error: Exception) -> None:

@@ -12,6 +12,7 @@ from kt.spaces.theta import Theta
 from kt.spaces.workload import Workload
 
 from . import text
+from .noise import busy, unstable, unstable_text
 from .session import Planned, Session
 from .stop import bound_us
 
@@ -34,11 +35,19 @@ class Lane:
     def facts(self) -> list[str]:
         """Best time, throughput, share of the bound, ratios to default and vendor."""
         cells = [text.time_of(self.best_us), text.rate_of(self.workload.flops, self.best_us)]
-        cells.append(f"{text.percent(self.bound_us, self.best_us)} of bound")
-        cells.append(f"{text.ratio(self.default_us, self.best_us)} default")
-        if self.vendor_us is not None:
-            cells.append(f"{text.ratio(self.vendor_us, self.best_us)} vendor")
+        cells.append(f"{text.of_bound(self.bound_us, self.best_us)} of bound")
+        best_us = None if busy(self.final) else self.best_us  # then no ratio is claimed
+        cells.append(f"{text.ratio(self.default_us, best_us)} default")
+        if unstable(self.vendor_samples):
+            cells.append(f"vendor {unstable_text(self.vendor_samples)}")
+        elif self.vendor_us is not None:
+            cells.append(f"{text.ratio(self.vendor_us, best_us)} vendor")
         return cells
+
+    @property
+    def vendor_samples(self) -> tuple[float, ...]:
+        """The vendor's times in the final, where it was held."""
+        return self.final.vendor_us if self.final else ()
 
     def take(self, record: TrialRecord) -> bool:
         """Counts a trial; whether the best improved."""

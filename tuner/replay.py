@@ -15,6 +15,7 @@ from kt.logs.record import Settings, Timing, TrialRecord
 from kt.spaces.errors import LogError, SettingsError, SpaceError
 from kt.spaces.families import space_of
 from kt.spaces.space import Space
+from kt.spaces.target import checked_target
 from kt.spaces.workload import parse
 
 from .recorded import RecordedSpace
@@ -47,8 +48,9 @@ def check_identity(run: Run) -> Identity:
     """Recomputes every batch of `run` and compares it with the logged one."""
     other_versions = version_difference(run.header)
     name, count = run.header.run, len(run.batches)
+    target = checked_target(run.header.target)
     try:
-        spaces = [space_of(parse(text), run.header.target) for text in run.header.workloads]
+        spaces = [space_of(parse(text), target) for text in run.header.workloads]
         difference = _other_space(run, spaces) or _first_difference(
             run, search_of(run.header, spaces), spaces
         )
@@ -127,21 +129,26 @@ def simulate(
     anything: fewer than LEAST_POINTS, or fewer than twice the budget.
     """
     header = runs[0].header
-    base = space_of(parse(workload), header.target)
+    base = space_of(parse(workload), checked_target(header.target))
+    alike = [run for run in runs if run.header.target.same_device(header.target)]
+    trials = [trial for run in alike for trial in run.of(workload)]
     outcomes: dict[int, Observation] = {}
-    for run in runs:
-        if run.header.target.same_device(header.target):
-            for trial in run.of(workload):
-                seen = observation(base, trial)
-                outcomes.setdefault(seen.point, seen)
-    budget = budget or len(outcomes) // 2
-    least = max(LEAST_POINTS, 2 * budget)
-    if len(outcomes) < least:
+    for trial in trials:
+        seen = observation(base, trial)
+        outcomes.setdefault(seen.point, seen)
+    if len(outcomes) < LEAST_POINTS:
         raise SettingsError(
-            f"'{workload}' has {len(outcomes)} recorded points: a budget of {budget} needs at "
-            f"least {least} for the comparison to mean anything"
+            f"--strategy: at least {LEAST_POINTS} points of '{workload}' must be recorded; "
+            f"this log has {len(outcomes)}"
         )
-    times = [t for run in runs for trial in run.of(workload) if (t := timed(trial)) is not None]
+    most = len(outcomes) // 2
+    if budget is not None and budget > most:
+        raise SettingsError(
+            f"--budget {budget}: at least twice as many points must be recorded; this log has "
+            f"{len(outcomes)} of '{workload}', so it accepts 1 to {most}"
+        )
+    budget = budget or most
+    times = [us for trial in trials if (us := timed(trial)) is not None]
     if not times:
         raise SettingsError(f"'{workload}' has no recorded result to search for")
     space = RecordedSpace(base, np.array(sorted(outcomes), dtype=np.int64))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from kt.spaces.target import Target
 from kt.spaces.workload import Workload, parse
 
 from .lookup import failure_text
+from .noise import busy, noise_of, unstable
 from .stop import bound_us
 from .text import quotient
 
@@ -39,6 +40,25 @@ class Row:
     vendor_us: float | None = None
 
     @property
+    def vendor_samples(self) -> tuple[float, ...]:
+        """The vendor's times in the final, where there was one."""
+        return self.best.final.vendor_us if self.best and self.best.final else ()
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine was too busy for any ratio to be claimed."""
+        return busy(self.best.final if self.best else None)
+
+    @property
+    def over_default(self) -> float | None:
+        return None if self.busy else quotient(self.default_us, self.us)
+
+    @property
+    def over_vendor(self) -> float | None:
+        noisy = self.busy or unstable(self.vendor_samples)
+        return None if noisy else quotient(self.vendor_us, self.us)
+
+    @property
     def us(self) -> float | None:
         return self.best.us if self.best else None
 
@@ -52,8 +72,8 @@ class Row:
         return {
             "workload": self.workload, "device": self.target.processor, "arch": self.target.arch,
             "best_us": self.us, "default_us": self.default_us, "vendor_us": self.vendor_us,
-            "bound_us": self.bound_us, "over_default": quotient(self.default_us, self.us),
-            "over_vendor": quotient(self.vendor_us, self.us),
+            "bound_us": self.bound_us, "over_default": self.over_default,
+            "over_vendor": self.over_vendor, "vendor_noise": noise_of(self.vendor_samples),
             "gflops": quotient(self.flops / 1e3, self.us),
             "of_bound": quotient(self.bound_us, self.us),
             "trials": self.trials, "failures": self.failures, "run": self.run,
@@ -61,7 +81,7 @@ class Row:
             "family": best.trial.family if best else None,
             "theta": msgspec.to_builtins(best.trial.theta) if best else None,
             "verified": bool(best and best.final),
-            "noise": best.final.noise if best and best.final else None,
+            "noise": best.final.noise if best and best.final else None, "busy": self.busy,
         }  # fmt: skip
 
 
@@ -91,21 +111,19 @@ class RunFacts:
             "trials": self.trials, "reason": self.reason, "failures": self.failures,
             "messages": [{"count": n, "message": m} for n, m in self.messages],
             "seconds": self.seconds, "resumed": len(self.run.resumes),
+            "left_out": self.run.left_out,
             "model": [dict(zip(names, row, strict=True)) for row in self.model],
         }  # fmt: skip
 
 
 def rows(runs: Sequence[Run], texts: Iterable[str]) -> list[Row]:
     """A row for every workload of `texts` and device that measured it."""
-    found = []
-    for text in texts:
-        groups: list[list[Run]] = []
-        for run in (r for r in runs if text in r.header.workloads and r.of(text)):
-            same = (g for g in groups if g[0].header.target.same_device(run.header.target))
-            group = next(same, None)
-            groups.append([run]) if group is None else group.append(run)
-        found += [_row(group, text) for group in groups]
-    return found
+    groups: dict[str, dict[object, list[Run]]] = {text: {} for text in texts}
+    for run in runs:
+        for text in run.workloads & groups.keys():
+            if run.of(text):
+                groups[text].setdefault(run.header.target.device, []).append(run)
+    return [_row(group, text) for text, devices in groups.items() for group in devices.values()]
 
 
 def _row(runs: Sequence[Run], text: str) -> Row:
@@ -133,11 +151,10 @@ def _replaced(row: Row, workload: Workload, run: Run, best: Best | None) -> Row:
 def bound_of(run: Run, workload: Workload) -> float | None:
     """The measured bound of a workload in microseconds, where the header has one."""
     bound = run.header.bounds.get(workload.dtype)
-    sensible = bound is not None and bound.flops > 0 and bound.bandwidth > 0
-    return bound_us(workload, bound) if sensible and bound else None
+    return bound_us(workload, bound) if bound else None
 
 
-def run_facts(run: Run, texts: Sequence[str]) -> RunFacts:
+def run_facts(run: Run, texts: Set[str]) -> RunFacts:
     """The facts of one run, its trials restricted to the workloads of `texts`."""
     trials = [trial for _, trial in sorted(run.trials.items()) if trial.workload in texts]
     model = tuple(

@@ -29,6 +29,7 @@ from kt.logs.record import (
 from kt.spaces.errors import LogError
 from kt.spaces.families import space_of
 from kt.spaces.space import Points, Space
+from kt.spaces.target import checked_target
 from kt.spaces.workload import Workload, parse
 
 from .measure import Candidate, FrozenBatch, Measured
@@ -78,7 +79,8 @@ class Session:
     ) -> None:
         self.header, self.settings, self.journal = header, settings, journal
         self.workloads = tuple(parse(text) for text in header.workloads)
-        self.spaces = tuple(spaces) or tuple(space_of(w, header.target) for w in self.workloads)
+        device = checked_target(header.target)
+        self.spaces = tuple(spaces) or tuple(space_of(w, device) for w in self.workloads)
         self.search = search_of(header, self.spaces)
         self.known: dict[int, Known] = {}
         self.best: dict[int, tuple[int, float]] = {}  # workload -> (trial, us)
@@ -254,6 +256,8 @@ class Session:
 
     def resume(self, run: Run) -> None:
         """Takes up a logged run: its batches are planned again and its trials not repeated."""
+        if missing := {workload.dtype for workload in self.workloads} - set(run.header.bounds):
+            raise LogError(f"run {run.header.run} has no measured bound for {', '.join(missing)}")
         self._logged = deque(run.batches)
         self.decided = dict(run.finals)
         for record in (run.trials[i] for i in sorted(run.trials)):

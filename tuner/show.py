@@ -16,8 +16,9 @@ from kt.logs.record import Failure, TrialRecord
 
 from . import text
 from .lookup import one_trial, open_runs, report_bad, workloads_in
+from .noise import unstable, unstable_text
 from .report import Row, RunFacts, rows, run_facts
-from .summary import device_text, reason_text
+from .summary import OVERLAP, device_text, reason_text
 
 RUNS_SHOWN = 5
 _SERIAL = ("search", "check", "run")  # builds overlap: they have no share of the wall time
@@ -42,9 +43,10 @@ def show_command(
         print("\n".join(trial_lines(log, owner, record, as_json)))
         return 0
     table = rows(runs, texts)
-    facts = [run_facts(r, texts) for r in runs if set(texts) & set(r.header.workloads)]
+    wanted = frozenset(texts)
+    facts = [run_facts(r, wanted) for r in runs if not wanted.isdisjoint(r.workloads)]
     if as_json:
-        print(json.dumps(_json(log, table, facts, len(bad))))
+        print(json.dumps(_json(log, table, facts, bad.total)))
     else:
         print("\n".join([*table_lines(table), *_runs_lines(facts)]))
     if plot:
@@ -67,9 +69,10 @@ def table_lines(table: Sequence[Row]) -> list[str]:
     head = ("workload", "best", "throughput", "of bound", "default", "speed-up", "vendor",
             "over vendor", "trials", "failed")  # fmt: skip
     lines: list[str] = []
-    devices = list(dict.fromkeys(device_text(row.target) for row in table))
-    for device in devices:
-        cells = [_cells(row) for row in table if device_text(row.target) == device]
+    devices: dict[str, list[tuple[str, ...]]] = {}
+    for row in table:
+        devices.setdefault(device_text(row.target), []).append(_cells(row))
+    for device, cells in devices.items():
         lines += [device, *text.columns([head, *cells], set(range(1, len(head)))), ""]
     for row in (r for r in table if r.best):
         assert row.best
@@ -84,15 +87,19 @@ def _certainty(row: Row) -> str:
     final = row.best.final if row.best else None
     if final is None:
         return ", not verified by a final"
+    if row.busy:
+        return ", verified again; the machine was busy, so no speed-up is claimed"
     return f", verified again; noise ±{100 * final.noise:.1f} %"
 
 
 def _cells(row: Row) -> tuple[str, ...]:
+    vendor = row.vendor_samples
+    vendor_text = unstable_text(vendor) if unstable(vendor) else text.time_of(row.vendor_us)
     return (
         text.one_line(row.workload, 120), text.time_of(row.us), text.rate_of(row.flops, row.us),
-        text.percent(row.bound_us, row.us), text.time_of(row.default_us),
-        text.ratio(row.default_us, row.us), text.time_of(row.vendor_us),
-        text.ratio(row.vendor_us, row.us), str(row.trials), str(sum(row.failures.values())),
+        text.of_bound(row.bound_us, row.us), text.time_of(row.default_us),
+        text.times(row.over_default), vendor_text, text.times(row.over_vendor), str(row.trials),
+        str(sum(row.failures.values())),
     )  # fmt: skip
 
 
@@ -119,6 +126,8 @@ def run_lines(fact: RunFacts) -> list[str]:
         f"  failures  {text.counts(fact.failures)}",
     ]
     lines += [f"            {count}x {message}" for count, message in fact.messages]
+    if fact.run.left_out:
+        lines.append(f"  left out  {fact.run.left_out} trial records that no batch proposed")
     if fact.model:
         ranks = [f"{rank:.2f}" for _, rank, _, _ in fact.model if rank is not None]
         recalls = [recall for _, _, recall, _ in fact.model if recall is not None]
@@ -132,7 +141,7 @@ def run_lines(fact: RunFacts) -> list[str]:
 def _split(seconds: dict[str, float]) -> str:
     wall = seconds.get("wall")
     return ", ".join(
-        f"{text.one_line(name)} {text.duration(value)}"
+        f"{text.one_line(name)} {text.duration(value)}{OVERLAP.get(name, '')}"
         + (f" ({text.percent(value, wall)})" if wall and name in _SERIAL and value > 0 else "")
         for name, value in seconds.items()
     )

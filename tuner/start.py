@@ -50,6 +50,7 @@ def tune_command(
     if build_only != (output is not None) or (build_only and (bundle or resume)):
         raise SettingsError("--build-only writes a new bundle: it needs -o DIR, and -o needs it")
     device = described_target(target) if build_only else tuning_target(target)
+    effective_settings(device, settings)  # refused before a view says what is being prepared
     workloads = workloads_of(words, options, file, DTYPE[device.kind])
     if output is not None:
         return _build_only(workloads, device, output, settings, seed, builders)

@@ -11,6 +11,7 @@ from kt.logs.record import StopRecord
 from kt.spaces.target import Target
 
 from . import text
+from .noise import busy
 from .progress import Lane, Progress
 from .tune import Result
 
@@ -23,6 +24,8 @@ REASONS: Mapping[str, str] = {
     "failures": "nothing valid among the first trials",
     "interrupted": "interrupted",
 }
+OVERLAP: Mapping[str, str] = {"build": " (builders, overlapping)"}
+"""What to add to a stage's seconds."""
 
 
 def reason_text(reason: str) -> str:
@@ -68,7 +71,9 @@ def _limits(lane: Lane) -> str:
 def summary(progress: Progress, log: Path, stop: StopRecord) -> list[str]:
     """What was found, where it is logged and what to do with it."""
     lines = [line for i in range(len(progress.lanes)) for line in _found(progress, i)]
-    seconds = ", ".join(f"{k} {text.duration(v)}" for k, v in stop.seconds.items())
+    seconds = ", ".join(
+        f"{k} {text.duration(v)}{OVERLAP.get(k, '')}" for k, v in stop.seconds.items()
+    )
     lines += [
         "",
         f"{stop.trials} trials, failures: {text.counts(progress.failures)}; "
@@ -90,7 +95,9 @@ def _found(progress: Progress, which: int) -> list[str]:
     lines = ["", lane.name, f"  best   {'   '.join(lane.facts())}"]
     lines.append(f"  from   trial {winner.trial}, family {winner.family}")
     lines.append(f"  θ      {winner.theta}")
-    if lane.final:
+    if lane.final and busy(lane.final):
+        lines.append("  final  verified again; the machine was busy, so no speed-up is claimed")
+    elif lane.final:
         noise = f"±{100 * lane.final.noise:.1f} %"
         lines.append(f"  final  verified again, measured against the default; noise {noise}")
     return lines

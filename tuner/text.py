@@ -25,7 +25,7 @@ def one_line(text: str, most: int = LONGEST) -> str:
 
 def time_of(us: float | None) -> str:
     """A time given in microseconds."""
-    if us is None:
+    if us is None or not math.isfinite(us):
         return DASH
     for limit, scale, unit in ((1e4, 1.0, "µs"), (1e7, 1e-3, "ms")):
         if us < limit:
@@ -33,8 +33,23 @@ def time_of(us: float | None) -> str:
     return duration(us / 1e6)
 
 
+def span_of(low: float, high: float) -> str:
+    """Two times given in microseconds, as a range: 0.2–36 ms."""
+    unit = time_of(high).rpartition(" ")[2]
+    scale = {"µs": 1.0, "ms": 1e-3}.get(unit)
+    if scale is None:
+        return f"{time_of(low)}–{time_of(high)}"
+    return (
+        f"{low * scale:.2g}–{high * scale:.2g} {unit}"
+        if high * scale < 99
+        else (f"{low * scale:.3g}–{high * scale:.0f} {unit}")
+    )
+
+
 def duration(seconds: float) -> str:
     """A span of time: 42 s, 3 min 10 s, 2 h 5 min."""
+    if not math.isfinite(seconds):
+        return DASH
     if seconds < 10:
         return f"{seconds:.1f} s"
     if round(seconds) < 100:
@@ -63,7 +78,11 @@ def quotient(over: float | None, under: float | None) -> float | None:
 
 def ratio(over: float | None, under: float | None) -> str:
     """`over / under` as 1.23x."""
-    value = quotient(over, under)
+    return times(quotient(over, under))
+
+
+def times(value: float | None) -> str:
+    """A ratio as 1.23x."""
     return DASH if value is None else f"{value:.2f}x"
 
 
@@ -71,6 +90,12 @@ def percent(over: float | None, under: float | None) -> str:
     """`over / under` as 45 %."""
     value = quotient(over, under)
     return DASH if value is None else f"{100 * value:.0f} %"
+
+
+def of_bound(bound: float | None, us: float | None) -> str:
+    """The share of the bound that a time reaches; a bound that is beaten was measured too low."""
+    value = quotient(bound, us)
+    return "≥ 100 %" if value is not None and value > 1 else percent(bound, us)
 
 
 def counts(found: Mapping[str, int], none: str = "none") -> str:
@@ -84,6 +109,8 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
         values = [values[i * (len(values) - 1) // (width - 1)] for i in range(width)]
     if not values:
         return ""
+    if not all(map(math.isfinite, values)):
+        return DASH
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     return "".join(_BARS[int((v - low) / span * (len(_BARS) - 1) + 0.5)] for v in values)

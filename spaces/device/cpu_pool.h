@@ -37,7 +37,8 @@ static struct {
     int started; /* workers that exist */
     int busy;    /* a caller holds the pool */
     int ready;   /* started and fork handler registered */
-    int stop;
+    int closing; /* callers leave the pool alone */
+    int stop;    /* workers end */
     int sleepers;
     unsigned job; /* counts jobs: a worker runs when it changes */
     int pending;  /* workers that have not finished the job */
@@ -85,7 +86,7 @@ static void kt_pool_publish(void) {
 static void kt_pool_forget(void) {
     pthread_mutex_init(&kt_pool.lock, NULL);
     pthread_cond_init(&kt_pool.wake, NULL);
-    kt_pool.started = kt_pool.sleepers = kt_pool.pending = kt_pool.stop = 0;
+    kt_pool.started = kt_pool.sleepers = kt_pool.pending = kt_pool.closing = kt_pool.stop = 0;
     kt_pool.job = 0;
     kt_pool.ready &= 2;
     __atomic_store_n(&kt_pool.busy, 0, __ATOMIC_RELEASE);
@@ -105,6 +106,7 @@ static void kt_pool_start(void) {
 /* Takes the pool for good, so that no job is under way: a worker that stops in the middle of one leaves the others at
  * their barrier. When its holder keeps it for a second, or is the one that exits, the workers end with the process. */
 static int kt_pool_take(void) {
+    __atomic_store_n(&kt_pool.closing, 1, __ATOMIC_RELAXED);
     for (int nap = 0; __atomic_exchange_n(&kt_pool.busy, 1, __ATOMIC_ACQUIRE); nap++) {
         if (nap == 1000) return 0;
         poll(NULL, 0, 1);
@@ -120,7 +122,7 @@ __attribute__((destructor)) static void kt_pool_stop(void) {
 }
 
 static void kt_parallel(kt_body body, void *context) {
-    if (__atomic_exchange_n(&kt_pool.busy, 1, __ATOMIC_ACQUIRE)) {
+    if (__atomic_load_n(&kt_pool.closing, __ATOMIC_RELAXED) || __atomic_exchange_n(&kt_pool.busy, 1, __ATOMIC_ACQUIRE)) {
         body(context, 0, 1);
         return;
     }

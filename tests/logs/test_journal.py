@@ -353,6 +353,7 @@ def test_a_full_disk_loses_nothing_that_was_logged(
                 log.append(*(trial(i, time="y" * 999) for i in range(99)))
             assert path.read_bytes() == text
             (folder / "a.jsonl").write_bytes(text[: len(text) // 2])  # someone makes room
+        with Journal(path) as log:
             log.append(trial(kept))
         records = read_log(path).records
     assert len(records) > 10 and records[-1] == trial(kept)

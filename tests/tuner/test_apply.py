@@ -197,6 +197,8 @@ def test_absurd_thetas(kt, log: Path, theta: dict[str, Any], says: str) -> None:
         for line in lines:
             if line["type"] == "trial":
                 line["theta"].update(theta)
+            for entry in line.get("entries", ()) if line["type"] == "batch" else ():
+                entry["knobs"].update(theta)
 
     edit(log, change)
     assert kt("apply", log, "-o", "k.c").refused(says)

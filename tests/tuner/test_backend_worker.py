@@ -42,7 +42,6 @@ def test_exit_is_a_death_with_its_code_and_stage(worker: Worker, code: int) -> N
 def test_a_signal_is_named_and_the_last_words_are_kept(worker: Worker) -> None:
     ended = worker.call("die", signal.SIGBUS, limit=30)
     assert isinstance(ended, Died) and str(ended) == "SIGBUS" and ended.log == "last words"
-    assert ended.peak_bytes > 2**20
 
 
 def test_a_stage_that_takes_too_long_ends_the_child_and_its_group(worker: Worker) -> None:
@@ -158,6 +157,7 @@ def test_sigkill_of_the_parent_leaves_no_process_and_its_files_are_swept(tmp_pat
     parent.wait()
     parent.stdout.close()
     assert not wait_gone(children), {_name(pid) for pid in children if alive(pid)}
+    os.utime(directory / "owner.lock", (0, 0))  # a young one may be just being made
     session.sweep()
     assert not directory.exists()
 

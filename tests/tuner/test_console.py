@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kt.logs.journal import Journal
-from kt.logs.record import Bound, RunRecord, Settings
+from kt.logs.record import Bound, FinalEntry, FinalRecord, RunRecord, Settings
 from kt.spaces.target import detect_cpu
 from kt.spaces.workload import parse
 from kt.tuner import console, text
-from kt.tuner.progress import Progress
+from kt.tuner.noise import busy
+from kt.tuner.progress import Lane, Progress
 from kt.tuner.session import Session
 
 
@@ -81,3 +83,65 @@ def test_which_view(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind(False, False, False) == "LiveView" and kind(False, True, False) == "PlainView"
     monkeypatch.setenv("TERM", "dumb")
     assert kind(False, False, False) == "PlainView"
+
+
+def lane(
+    name: str = "gemm 4096x4096x4096 dtype=bf16 epilogue=bias+gelu layout=nt", **f: Any
+) -> Lane:
+    known: dict[str, Any] = {
+        "bound_us": 140.0, "vendor_us": 180.5, "done": 117, "best_us": 187.1, "default_us": 930.0,
+        "curve": [0.1, 0.2, 0.5, 0.7],
+    }  # fmt: skip
+    return Lane(parse("gemm 4096x4096x4096 dtype=bf16"), name, **known | f)
+
+
+def final(us: tuple[float, ...], vendor: tuple[float, ...], noise: float = 0.01) -> FinalRecord:
+    return FinalRecord(
+        run="r", workload="w", entries=(FinalEntry(1, us, us[0]), FinalEntry(0, (930.0,), 930.0)),
+        best=1, default=0, noise=noise, vendor_us=vendor, time="t",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_the_live_numbers_are_never_cut(width: int) -> None:
+    lanes = [lane(), lane("b", vendor_us=None), lane(done=3, best_us=12_345.6, default_us=None)]
+    lines = console.lane_lines(lanes, 128, width)
+    assert all(len(numbers) + len(curve) <= width for numbers, curve in lines)
+    for one, (numbers, curve) in zip(lanes, lines, strict=True):
+        cells = one.facts()
+        shown = [cell for cell in cells if "FLOP" not in cell] if width < 100 else cells
+        assert all(cell in numbers for cell in shown) and curve
+    assert len({len(numbers) for numbers, _ in lines}) == 1
+
+
+def test_a_vendor_whose_times_spread_is_not_compared_with() -> None:
+    shown = lane()
+    shown.finish(final((187.1,), (180.0, 181.0, 182.0)))
+    assert shown.facts()[-1] == "0.97x vendor"
+    shown.finish(final((187.1,), (200.0, 900.0, 36_000.0)))
+    assert shown.facts()[-1] == "vendor unstable (0.2–36 ms)"
+    assert shown.facts()[-2] == "4.97x default"
+
+
+@pytest.mark.parametrize(
+    "record", [final((187.1,), (), 0.3), final((187.1, 90.0, 400.0), ())], ids=["noise", "samples"]
+)
+def test_a_busy_machine_makes_no_claim(record: FinalRecord) -> None:
+    shown = lane()
+    shown.finish(record)
+    assert busy(record) and shown.facts()[3:] == ["– default", "– vendor"]
+
+
+def test_a_bound_that_is_beaten() -> None:
+    assert text.of_bound(10.2, 10.0) == "≥ 100 %" and text.of_bound(10.0, 10.0) == "100 %"
+    assert text.of_bound(None, 1.0) == "–"
+
+
+def test_numbers_that_are_none() -> None:
+    assert text.duration(float("inf")) == text.duration(float("nan")) == "–"
+    assert text.time_of(float("inf")) == text.sparkline([1.0, float("inf")]) == "–"
+
+
+def test_lines_are_written_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    console.QuietView(lambda: None).write("run \x1b[2J\nstrategy")
+    assert capsys.readouterr().out == "run \\x1b[2J\\nstrategy\n"

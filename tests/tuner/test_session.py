@@ -17,7 +17,7 @@ from fakes import AnalyticMeasurer
 from kt.logs.journal import Journal, read_log
 from kt.logs.query import Run, runs
 from kt.logs.record import Failure, Settings, TrialRecord
-from kt.spaces.errors import LogError, SpaceError
+from kt.spaces.errors import LogError
 from kt.tuner import session as sessions
 from kt.tuner.measure import FrozenBatch, Measured
 from kt.tuner.replay import check_identity
@@ -361,5 +361,5 @@ def test_a_hostile_log_cannot_make_a_session_stumble(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(
         b"".join(lines) + json.dumps(line | {"trial": 99, "family": "evil"}).encode() + b"\n"
     )
-    with pytest.raises(SpaceError, match="no family 'evil'"):
-        tuned(tmp_path / "b.jsonl", resume=True, **WALK)
+    tuned(tmp_path / "b.jsonl", resume=True, **WALK)  # no batch proposed it: it is left out
+    assert 99 not in read_run(tmp_path / "b.jsonl").trials

@@ -116,8 +116,8 @@ def test_workloads_that_make_no_sense(kt, log: Path) -> None:
 def test_headers_that_make_no_sense(kt, log: Path) -> None:
     lines = log.read_text().splitlines()
     header = json.loads(lines[0])
-    header["bounds"] = {"fp32": {"flops": 0, "bandwidth": -1}}
-    header["vendor_us"] = {"gemm 64x64x64 dtype=fp32": -5}
+    header["bounds"] = {"fp32": {"flops": 1e-5, "bandwidth": 1e23}}
+    header["vendor_us"] = {"gemm 64x64x64 dtype=fp32": 1e14}
     stop = json.loads(lines[-1])
     stop["seconds"] = {"wall": 0, "search": -1e300, "x": 1e300}
     log.write_text("\n".join([json.dumps(header), *lines[1:-1], json.dumps(stop)]) + "\n")

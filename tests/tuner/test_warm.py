@@ -93,9 +93,10 @@ def test_a_second_run_starts_from_the_first_and_replays_alone(tmp_path: Path) ->
 @pytest.mark.usefixtures("fake_families")
 def test_a_hostile_warm_start_is_only_ever_a_member_of_the_space(tmp_path: Path) -> None:
     lines = encode_records(logged(GEMM)).splitlines()
-    evil = json.loads(lines[1])
-    evil["theta"]["mem"]["pack"] = '"; rm -rf / #'
-    (tmp_path / "a.jsonl").write_bytes(lines[0] + b"\n" + json.dumps(evil).encode() + b"\n")
+    evil = [json.loads(line) for line in lines]
+    evil[1]["entries"][3]["knobs"]["mem"]["pack"] = '"; rm -rf / #'
+    evil[2]["theta"]["mem"]["pack"] = '"; rm -rf / #'
+    (tmp_path / "a.jsonl").write_bytes(b"".join(json.dumps(e).encode() + b"\n" for e in evil))
     result = tuned(tmp_path / "a.jsonl", trials=8, strategy="random")
     assert result.trials == 8
     sources = [json.loads(line).get("source") for line in result.log.read_bytes().splitlines()]

@@ -69,7 +69,7 @@ class BinaryCache:
 
     @contextlib.contextmanager
     def staging(self) -> Iterator[Path]:
-        """An empty directory on the cache's file system, locked meanwhile and removed afterwards."""
+        """An empty directory on the cache's file system, locked, and removed afterwards."""
         (self.root / "staging").mkdir(parents=True, exist_ok=True)
         path = Path(tempfile.mkdtemp(dir=self.root / "staging"))
         lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

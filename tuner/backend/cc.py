@@ -49,7 +49,7 @@ class CCompiler:
         return plain("\n".join((*self.command, self.version, *FLAGS, *LIBRARIES)))
 
     def compile(self, directory: Path, arch: str, timeout: float) -> BuildFacts | Failure:
-        """Compiles `kernel.c` to `kernel.so` in `directory`; raises OSError when its disk is full."""
+        """Compiles `kernel.c` to `kernel.so` in `directory`; OSError when its disk is full."""
         command = [*self.command, *FLAGS, "-o", self.binary_name, self.source_name, *LIBRARIES]
         # The compiler's own temporary files then go when the directory goes, even after a kill.
         env = os.environ | {"LC_ALL": "C", "TMPDIR": str(directory)}

@@ -57,8 +57,9 @@ def run_child(
 ) -> Finished:
     """Runs `command` in its own process group, killed as a whole after `timeout` seconds.
 
-    stdout and, unless sent elsewhere, stderr come back together: the first 256 KiB and the last 16 KiB of them, however
-    much the child writes. Raises OSError when the command cannot be started.
+    stdout and, unless sent elsewhere, stderr come back together: the first 256 KiB and the last
+    16 KiB of them, however much the child writes. Raises OSError when the command cannot be
+    started.
     """
     begin = time.monotonic()
     process = subprocess.Popen(

@@ -100,7 +100,8 @@ def make_dataset(workload: Workload, seed: int, directory: Path) -> float:
         for name, array in arrays.items():
             np.save(directory / f"{name}.npy", array)
     except OSError as error:
-        raise TargetError(f"no room for operands in {directory}: {error.strerror or error}") from None
+        why = error.strerror or error  # NumPy's own have no errno
+        raise TargetError(f"no room for operands in {directory}: {why}") from None
     return seconds
 
 
