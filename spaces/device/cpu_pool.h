@@ -15,8 +15,9 @@
 #define KT_THREADS 2
 #endif
 #ifndef KT_SPIN
-#define KT_SPIN 2000 /* polls before an idle worker sleeps */
+#define KT_SPIN 10000 /* polls before an idle worker sleeps: waking one costs more than a small product */
 #endif
+#define KT_SPIN_YIELD 2000 /* polls of a thread that waits for another before it offers its core */
 
 typedef void (*kt_body)(void *context, int thread, int threads);
 
@@ -42,6 +43,7 @@ static struct {
     int sleepers;
     unsigned job; /* counts jobs: a worker runs when it changes */
     int pending;  /* workers that have not finished the job */
+    int core;     /* that the caller runs on, -1: not known */
     kt_body body;
     void *context;
 } kt_pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
@@ -63,12 +65,37 @@ static unsigned kt_pool_wait(unsigned seen) {
     return job;
 }
 
+/* A woken worker may land on its caller's core and stay there, while another one idles, until the scheduler balances
+ * load, which takes longer than a small product. It then moves off; its set of allowed cores stays what it was. */
+static int kt_core(void) {
+#if defined(__linux__) && defined(_GNU_SOURCE)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+static void kt_leave_core(int core) {
+#if defined(__linux__) && defined(_GNU_SOURCE)
+    cpu_set_t allowed, others;
+    if (core < 0 || core >= CPU_SETSIZE || pthread_getaffinity_np(pthread_self(), sizeof allowed, &allowed)) return;
+    others = allowed;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) == 0) return;
+    pthread_setaffinity_np(pthread_self(), sizeof others, &others);
+    pthread_setaffinity_np(pthread_self(), sizeof allowed, &allowed);
+#else
+    (void)core;
+#endif
+}
+
 static void *kt_pool_worker(void *argument) {
     int thread = (int)(intptr_t)argument;
     unsigned seen = 0;
     for (;;) {
         seen = kt_pool_wait(seen);
         if (__atomic_load_n(&kt_pool.stop, __ATOMIC_RELAXED)) return NULL;
+        if (kt_core() == kt_pool.core) kt_leave_core(kt_pool.core);
         kt_pool.body(kt_pool.context, thread, kt_pool.started + 1);
         __atomic_fetch_sub(&kt_pool.pending, 1, __ATOMIC_RELEASE);
     }
@@ -80,6 +107,7 @@ static void kt_pool_publish(void) {
     pthread_mutex_lock(&kt_pool.lock);
     pthread_cond_broadcast(&kt_pool.wake);
     pthread_mutex_unlock(&kt_pool.lock);
+    sched_yield(); /* a worker queued behind this thread gets to run, and moves off */
 }
 
 /* The child of a fork has no workers, and perhaps a lock that nobody will release. */
@@ -129,12 +157,13 @@ static void kt_parallel(kt_body body, void *context) {
     if (!(kt_pool.ready & 1)) kt_pool_start();
     kt_pool.body = body;
     kt_pool.context = context;
+    kt_pool.core = kt_core();
     __atomic_store_n(&kt_pool.pending, kt_pool.started, __ATOMIC_RELAXED);
     if (kt_pool.started) kt_pool_publish();
     body(context, 0, kt_pool.started + 1);
     for (long spin = 0; __atomic_load_n(&kt_pool.pending, __ATOMIC_ACQUIRE) > 0; spin++) {
         kt_relax();
-        if (spin > KT_SPIN) sched_yield(); /* a worker lost its core: give it this one */
+        if (spin > KT_SPIN_YIELD) sched_yield(); /* a worker lost its core: give it this one */
     }
     __atomic_store_n(&kt_pool.busy, 0, __ATOMIC_RELEASE);
 }
@@ -150,7 +179,7 @@ static inline __attribute__((unused)) void kt_barrier(unsigned *arrived, int thr
     unsigned round = __atomic_fetch_add(arrived, 1, __ATOMIC_ACQ_REL) / (unsigned)threads;
     for (long spin = 0; __atomic_load_n(arrived, __ATOMIC_ACQUIRE) / (unsigned)threads == round; spin++) {
         kt_relax();
-        if (spin > KT_SPIN) sched_yield();
+        if (spin > KT_SPIN_YIELD) sched_yield();
     }
 }
 

@@ -6,6 +6,9 @@
  * overlaps with computing and needs no phase of its own. Every size is a compile-time constant, and so is every stride:
  * operands used in place are addressed by displacement.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_getcpu and thread affinity */
+#endif
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>

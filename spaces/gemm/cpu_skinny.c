@@ -7,6 +7,9 @@
  * Nothing is packed, except a small operand that the dot products need contiguous. Work is cut into blocks of the long
  * extent and slices of k; threads take equal runs of them.
  */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* sched_getcpu and thread affinity */
+#endif
 #include <pthread.h>
 #include <sched.h>
 #include <stddef.h>

@@ -32,7 +32,7 @@ from .timing import (
     native,
     sample,
 )
-from .vendor import SETTLE_SECONDS, NumpyLauncher, serves
+from .vendor import NumpyLauncher, serves, settle
 
 MEMORY_SHARE = 0.8
 """Share of the target's memory that a runner may use."""
@@ -95,7 +95,7 @@ class CpuRunner:
         """Makes the dataset of a workload and seed; the seconds that its reference took."""
         seconds = make_dataset(parse(workload), seed, Path(directory))
         self._hold(workload, directory)
-        time.sleep(SETTLE_SECONDS)
+        settle()
         return seconds
 
     def bound(self, library: str) -> Bound:
@@ -182,7 +182,7 @@ class CpuRunner:
         if not serves(held.workload):
             return None
         us = sample(self._numpy(held), seconds, None).median_us
-        time.sleep(SETTLE_SECONDS)
+        settle()
         return us
 
     # -- parts ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .serve import report
 from .timing import SLOW_US, Launcher, LaunchFailed, Order, group_size, warm
-from .vendor import SETTLE_SECONDS, NumpyLauncher
+from .vendor import NumpyLauncher, settle
 
 _ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10, 3, 200
 _PATIENCE = 10.0
@@ -46,13 +46,12 @@ def interleave(launchers: Sequence[Launcher], seconds: float) -> tuple[tuple[flo
 
 
 def _one(launcher: Launcher, warmed_us: float) -> float:
-    order = Order(group_size(warmed_us), least=1, most=1, budget_us=0.0)
-    if warmed_us < SLOW_US:
-        launcher(order)
-    (us,) = launcher(order)
+    # The sample right after an untimed one: in between, idle threads would fall asleep.
+    count = 2 if warmed_us < SLOW_US else 1
+    us = launcher(Order(group_size(warmed_us), least=count, most=count, budget_us=0.0))
     if isinstance(launcher, NumpyLauncher):
-        time.sleep(SETTLE_SECONDS)
-    return us
+        settle()
+    return us[-1]
 
 
 def _enough(rounds: int, elapsed: float, seconds: float) -> bool:

@@ -14,9 +14,20 @@ from .buffers import RotatingSets
 from .reference import NUMPY
 from .timing import Order
 
-SETTLE_SECONDS = 0.05
-"""After a BLAS call its threads spin for a while (OpenBLAS: 2^26 cycles), disturbing whoever is
-timed next."""
+_SETTLE_STEP, _SETTLE_MOST = 0.005, 0.5
+
+
+def settle() -> None:
+    """Waits until this process is idle.
+
+    After a BLAS call its threads spin for a while (OpenBLAS: 2^28 cycles, 0.1 s), and whoever is
+    timed next would share a core with them.
+    """
+    for _ in range(round(_SETTLE_MOST / _SETTLE_STEP)):
+        before = time.process_time()
+        time.sleep(_SETTLE_STEP)
+        if time.process_time() - before < _SETTLE_STEP / 5:
+            return
 
 
 class NumpyLauncher:
