@@ -11,6 +11,7 @@ from .vendor import NumpyLauncher, settle
 
 _ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10, 3, 200
 _PATIENCE = 10.0
+_WARM_US, _MOST_UNTIMED = 3000.0, 32
 
 
 class Spoilt(Exception):
@@ -46,9 +47,12 @@ def interleave(launchers: Sequence[Launcher], seconds: float) -> tuple[tuple[flo
 
 
 def _one(launcher: Launcher, warmed_us: float) -> float:
-    # The sample right after an untimed one: in between, idle threads would fall asleep.
-    count = 2 if warmed_us < SLOW_US else 1
-    us = launcher(Order(group_size(warmed_us), least=count, most=count, budget_us=0.0))
+    # The sample right after some untimed ones: whoever follows an idle pause starts with sleeping
+    # threads and a slow clock, and that must not count against it.
+    group = group_size(warmed_us)
+    untimed = min(max(1, round(_WARM_US / (group * warmed_us))), _MOST_UNTIMED)
+    count = 1 + untimed if warmed_us < SLOW_US else 1
+    us = launcher(Order(group, least=count, most=count, budget_us=0.0))
     if isinstance(launcher, NumpyLauncher):
         settle()
     return us[-1]
