@@ -283,7 +283,9 @@ def _read_file(path: Path, log: Log) -> None:
 
 def _lines(path: Path) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        compressed = file.read(2) == b"\x1f\x8b"
+        head = file.read(4)
+        # The whole fixed part of a gzip header (RFC 1952): a torn first line may begin like half.
+        compressed = head[:3] == b"\x1f\x8b\x08" and len(head) == 4 and head[3] < 0x20
         file.seek(0)
         source = gzip.GzipFile(fileobj=file) if compressed else file
         size, whole = 0, True

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from fake_runs import GEMM, THETA, header, one_of_each, trial
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kt.logs import journal
@@ -97,6 +97,7 @@ def test_flipped_bytes_cost_only_the_lines_they_hit(
 
 
 @fuzz
+@example(b"\x1f\x8b", 0)
 @given(JUNK, st.integers(0, len(LINES)))
 def test_a_line_of_anything_is_reported_and_skipped(
     tmp_path: Path, junk: bytes, position: int
