@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import BinaryIO
 
 import msgspec
 
@@ -281,12 +282,27 @@ def _read_file(path: Path, log: Log) -> None:
         log.bad.add(BadLine(path, number + 1, f"compressed data ends or is damaged ({error})"))
 
 
+def _compressed(file: BinaryIO, path: Path) -> bool:
+    """Whether the file is gzip: by its name, or because it begins and decompresses like it.
+
+    A torn or foreign first line of a plain log may begin with the same bytes.
+    """
+    magic = file.read(3) == b"\x1f\x8b\x08"
+    file.seek(0)
+    if not magic or path.suffix == ".gz":
+        return magic
+    try:
+        gzip.GzipFile(fileobj=file).read(1)
+        return True
+    except (OSError, EOFError, zlib.error):
+        return False
+    finally:
+        file.seek(0)
+
+
 def _lines(path: Path) -> Iterator[bytes]:
     with open(path, "rb") as file:
-        head = file.read(4)
-        # The whole fixed part of a gzip header (RFC 1952): a torn first line may begin like half.
-        compressed = head[:3] == b"\x1f\x8b\x08" and len(head) == 4 and head[3] < 0x20
-        file.seek(0)
+        compressed = _compressed(file, path)
         source = gzip.GzipFile(fileobj=file) if compressed else file
         size, whole = 0, True
         while part := source.readline(MAX_LINE_BYTES):

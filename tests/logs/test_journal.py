@@ -97,7 +97,7 @@ def test_flipped_bytes_cost_only_the_lines_they_hit(
 
 
 @fuzz
-@example(b"\x1f\x8b", 0)
+@example(b"\x1f\x8b\x08", 0)
 @given(JUNK, st.integers(0, len(LINES)))
 def test_a_line_of_anything_is_reported_and_skipped(
     tmp_path: Path, junk: bytes, position: int
