@@ -72,7 +72,6 @@ SIGNATURES: Mapping[str, str] = {
     "kt_count_changed": "PlBP",
     "kt_count_differing": "PPlP",
     "kt_read": "PlP",
-    "kt_copy": "PPl",
 }
 """Parameter types: P pointer, i int, l long, L unsigned long, d double, B byte."""
 

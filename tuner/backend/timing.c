@@ -78,13 +78,6 @@ typedef struct {
 KT_COMPARE(kt_compare_fp32, float)
 KT_COMPARE(kt_compare_fp64, double)
 
-/* Index of the first byte that is not `value`, or -1. */
-long kt_first_changed(const unsigned char *p, long bytes, int value) {
-    for (long i = 0; i < bytes; i++)
-        if (p[i] != (unsigned char)value) return i;
-    return -1;
-}
-
 /* Microseconds to read `bytes` once, a cache line at a time in 8 streams. */
 double kt_read_us(const void *memory, long bytes, uint64_t *sink) {
     const uint64_t *p = memory;
