@@ -31,7 +31,9 @@ DEFAULT_ACC: Mapping[str, str] = {
 OUTPUT_DTYPE: Mapping[str, str] = {
     "tf32": "fp32", "fp8_e4m3": "bf16", "fp8_e5m2": "bf16", "int8": "int32",
 }  # fmt: skip
-EPILOGUE_OPS = ("bias", "relu", "gelu", "silu", "residual", "scale")
+EPILOGUE_OPS = ("bias", "relu", "gelu", "silu", "residual", "scale", "shift")
+EPILOGUE_OPERANDS = ("bias", "residual", "scale", "shift")
+"""Operations that take an operand of that name, in argument order."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_EXTENT = 2**31 - 1
 MAX_ELEMENTS = 2**38
@@ -181,7 +183,7 @@ class Workload:
             if not 1 <= extent <= MAX_EXTENT:
                 self._refuse(name, f"{extent} is not between 1 and {MAX_EXTENT}")
         self._check()
-        for operand in (*self.inputs(), self.output()):
+        for operand in self.operands():
             if operand.elements > MAX_ELEMENTS:
                 self._refuse(operand.name, f"{operand.elements} elements exceed {MAX_ELEMENTS}")
 
@@ -202,9 +204,17 @@ class Workload:
         """The inputs in argument order: operands as the operator names them, then epilogue ones."""
         raise NotImplementedError
 
+    def outputs(self) -> tuple[Operand, ...]:
+        """The outputs, last arguments."""
+        return (self.output(),)
+
     def output(self) -> Operand:
-        """The output, last argument."""
+        """The first output."""
         raise NotImplementedError
+
+    def operands(self) -> tuple[Operand, ...]:
+        """Every argument, in order."""
+        return (*self.inputs(), *self.outputs())
 
     @property
     def flops(self) -> int:
@@ -214,7 +224,7 @@ class Workload:
     @property
     def bytes(self) -> int:
         """Compulsory traffic: every operand once."""
-        return sum(operand.bytes for operand in (*self.inputs(), self.output()))
+        return sum(operand.bytes for operand in self.operands())
 
     def descriptors(self) -> dict[str, float]:
         """Numbers that describe the workload to the cost model."""
@@ -450,6 +460,11 @@ class Attention(Workload):
     def output(self) -> Operand:
         return Operand("o", self._axes(self.s, self.h, self.value_dim), self.out_dtype)
 
+    def outputs(self) -> tuple[Operand, ...]:
+        """o, and with `lse` the natural log-sum-exp of each row, -inf where it sees no key."""
+        lse = (Operand("lse", (self.b, self.h, self.s), "fp32"),) if self.lse else ()
+        return (self.output(), *lse)
+
     @property
     def visible(self) -> int:
         """Query-key pairs that the mask leaves, for one head of one batch entry."""
@@ -478,10 +493,9 @@ class Attention(Workload):
 def _epilogue_operands(
     workload: Workload, columns: int, out: tuple[int, ...]
 ) -> tuple[Operand, ...]:
-    shapes = {"bias": (columns,), "residual": out, "scale": (columns,)}
     return tuple(
-        Operand(name, shape, workload.out_dtype)
-        for name, shape in shapes.items()
+        Operand(name, out if name == "residual" else (columns,), workload.out_dtype)
+        for name in EPILOGUE_OPERANDS
         if name in workload.epilogue
     )
 

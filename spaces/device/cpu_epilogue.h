@@ -19,6 +19,9 @@
 #ifndef KT_HAS_SCALE
 #define KT_HAS_SCALE 0
 #endif
+#ifndef KT_HAS_SHIFT
+#define KT_HAS_SHIFT 0
+#endif
 #ifndef KT_HAS_EPILOGUE
 #define KT_HAS_EPILOGUE 0 /* KT_EPILOGUE is not empty */
 #endif
@@ -27,11 +30,12 @@ typedef struct {
     const kt_real *bias;     /* [N] */
     const kt_real *residual; /* laid out as C */
     const kt_real *scale;    /* [N] */
+    const kt_real *shift;    /* [N] */
 } kt_epilogue;
 
-/* Operands after A and B, in the order bias, residual, scale, C, each only if present; returns C. */
+/* Operands after A and B, in the order bias, residual, scale, shift, C, each only if present; returns C. */
 static inline kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
-    *e = (kt_epilogue){NULL, NULL, NULL};
+    *e = (kt_epilogue){NULL, NULL, NULL, NULL};
 #if KT_HAS_BIAS
     e->bias = *args++;
 #endif
@@ -41,12 +45,16 @@ static inline kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
 #if KT_HAS_SCALE
     e->scale = *args++;
 #endif
+#if KT_HAS_SHIFT
+    e->shift = *args++;
+#endif
     return *args;
 }
 
 #define KT_OP_BIAS x += kt_load_first(e->bias + column, count);
 #define KT_OP_RESIDUAL x += kt_load_first(e->residual + index, count);
 #define KT_OP_SCALE x *= kt_load_first(e->scale + column, count);
+#define KT_OP_SHIFT x += kt_load_first(e->shift + column, count);
 #define KT_OP_RELU x = kt_select(x < 0, (kt_vec){0}, x); /* a NaN stays */
 #define KT_OP_GELU x = kt_gelu(x);
 #define KT_OP_SILU x = x / (1 + kt_exp(-x));

@@ -21,6 +21,9 @@
 #ifndef KT_HAS_SCALE
 #define KT_HAS_SCALE 0
 #endif
+#ifndef KT_HAS_SHIFT
+#define KT_HAS_SHIFT 0
+#endif
 
 #if KT_DTYPE == KT_INT8 && KT_HAS_EPILOGUE
 typedef double kt_math; // exact on int32
@@ -32,6 +35,7 @@ struct kt_epilogue {
     const kt_output *bias;     // [N]
     const kt_output *residual; // laid out as C
     const kt_output *scale;    // [N]
+    const kt_output *shift;    // [N]
 };
 
 #if KT_HAS_BIAS
@@ -55,18 +59,32 @@ struct kt_epilogue {
 #define KT_SCALE_PARAMETER
 #define KT_SCALE nullptr
 #endif
+#if KT_HAS_SHIFT
+#define KT_SHIFT_PARAMETER const kt_output *__restrict__ shift,
+#define KT_SHIFT shift
+#else
+#define KT_SHIFT_PARAMETER
+#define KT_SHIFT nullptr
+#endif
 
-#define KT_PARAMETERS                                                                          \
-    const kt_element *__restrict__ a, const kt_element *__restrict__ b, KT_BIAS_PARAMETER      \
-        KT_RESIDUAL_PARAMETER KT_SCALE_PARAMETER kt_output *__restrict__ c, u8 *__restrict__ workspace
-#define KT_EPILOGUE_OPERANDS {KT_BIAS, KT_RESIDUAL, KT_SCALE}
-enum : int { KT_ARGUMENTS = 3 + KT_HAS_BIAS + KT_HAS_RESIDUAL + KT_HAS_SCALE }; // the workspace comes after them
+#define KT_PARAMETERS                                                                     \
+    const kt_element *__restrict__ a, const kt_element *__restrict__ b, KT_BIAS_PARAMETER \
+        KT_RESIDUAL_PARAMETER KT_SCALE_PARAMETER KT_SHIFT_PARAMETER kt_output *__restrict__ c, u8 *__restrict__ workspace
+#define KT_EPILOGUE_OPERANDS {KT_BIAS, KT_RESIDUAL, KT_SCALE, KT_SHIFT}
+// The workspace comes after them.
+enum : int { KT_ARGUMENTS = 3 + KT_HAS_BIAS + KT_HAS_RESIDUAL + KT_HAS_SCALE + KT_HAS_SHIFT };
+
+// The same for the columns from `first` on.
+KT_DEVICE kt_epilogue kt_columns_from(const kt_epilogue &e, u32 first) {
+    return {e.bias + first, e.residual, e.scale + first, e.shift + first};
+}
 
 // ---- the operations
 
 #define KT_OP_BIAS x += bias;
 #define KT_OP_RESIDUAL x += residual;
 #define KT_OP_SCALE x *= scale;
+#define KT_OP_SHIFT x += shift;
 #define KT_OP_RELU x = x < 0 ? (kt_math)0 : x; /* a NaN stays */
 #define KT_OP_GELU x = kt_gelu(x);
 #define KT_OP_SILU x = kt_silu(x);
@@ -89,9 +107,9 @@ KT_DEVICE float kt_gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
 KT_DEVICE float kt_silu(float x) { return x / (1 + expf(-x)); }
 #endif
 
-KT_DEVICE kt_math kt_apply_epilogue(kt_acc sum, kt_math bias, kt_math scale, kt_math residual) {
+KT_DEVICE kt_math kt_apply_epilogue(kt_acc sum, kt_math bias, kt_math scale, kt_math shift, kt_math residual) {
     kt_math x = (kt_math)sum;
-    (void)bias, (void)scale, (void)residual;
+    (void)bias, (void)scale, (void)shift, (void)residual;
     KT_EPILOGUE
     return x;
 }
@@ -174,14 +192,15 @@ template <int COUNT> KT_DEVICE void kt_load_outputs(kt_math (&x)[COUNT], const k
     kt_unpack_outputs<COUNT>(x, y);
 }
 
-// bias and scale of COUNT columns, loaded once for all rows of a thread.
+// bias, scale and shift of COUNT columns, loaded once for all rows of a thread.
 template <int COUNT> struct kt_columns {
-    kt_math bias[COUNT], scale[COUNT];
+    kt_math bias[COUNT], scale[COUNT], shift[COUNT];
 };
 template <int COUNT> KT_DEVICE kt_columns<COUNT> kt_load_columns(const kt_epilogue &e, u32 column, bool inside) {
     kt_columns<COUNT> x = {};
     if (KT_HAS_BIAS && inside) kt_load_outputs<COUNT>(x.bias, e.bias + column);
     if (KT_HAS_SCALE && inside) kt_load_outputs<COUNT>(x.scale, e.scale + column);
+    if (KT_HAS_SHIFT && inside) kt_load_outputs<COUNT>(x.shift, e.shift + column);
     return x;
 }
 
@@ -191,7 +210,8 @@ KT_DEVICE kt_output_words<COUNT> kt_finish(const kt_acc (&sum)[COUNT], const kt_
                                            const kt_math (&residual)[COUNT]) {
     kt_math x[COUNT];
 #pragma unroll
-    for (int i = 0; i < COUNT; i++) x[i] = kt_apply_epilogue(sum[i], columns.bias[i], columns.scale[i], residual[i]);
+    for (int i = 0; i < COUNT; i++)
+        x[i] = kt_apply_epilogue(sum[i], columns.bias[i], columns.scale[i], columns.shift[i], residual[i]);
     return kt_round_outputs<COUNT>(x);
 }
 

@@ -91,7 +91,7 @@ def test_options_are_read_in_any_order_and_case(workload: Workload, random: obje
 def test_bytes_are_the_operands_once(workload: Workload) -> None:
     sizes = {"fp64": 8, "fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "int8": 1, "int32": 4,
              "fp8_e4m3": 1, "fp8_e5m2": 1}  # fmt: skip
-    operands = [*workload.inputs(), workload.output()]
+    operands = workload.operands()
     assert workload.bytes == sum(math.prod(o.shape) * sizes[o.dtype] for o in operands)
     assert len({o.name for o in operands}) == len(operands)
     assert all(math.isfinite(v) for v in workload.descriptors().values())
@@ -318,7 +318,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 def shapes(workload: Workload) -> dict[str, tuple[int, ...]]:
-    return {o.name: o.shape for o in (*workload.inputs(), workload.output())}
+    return {o.name: o.shape for o in workload.operands()}
 
 
 def test_gemm_operands_follow_layout_batch_and_epilogue() -> None:

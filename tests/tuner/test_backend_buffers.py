@@ -47,7 +47,7 @@ def test_a_workspace_shrinks_and_grows_in_place() -> None:
 
 def test_sets_hold_the_inputs_and_exceed_the_cache_twice() -> None:
     inputs = [np.arange(1000, dtype=np.float32), np.arange(70, dtype=np.float64)]
-    sets = RotatingSets(inputs, 500, cache_bytes=100_000, limit_bytes=10**9)
+    sets = RotatingSets(inputs, [500], cache_bytes=100_000, limit_bytes=10**9)
     assert sets.bytes > 200_000 and sets.arg_count == 3
     shapes = [((1000,), np.float32), ((10, 7), np.float64), ((125,), np.float32)]
     starts = set()
@@ -60,10 +60,10 @@ def test_sets_hold_the_inputs_and_exceed_the_cache_twice() -> None:
 @pytest.mark.parametrize(("limit", "count"), [(0, 1), (3_000_000, 2), (10**9, 3)])
 def test_sets_keep_to_their_limit(limit: int, count: int) -> None:
     inputs = [np.zeros(300_000, dtype=np.float32)]
-    sets = RotatingSets(inputs, 16, cache_bytes=10**6, limit_bytes=limit)
+    sets = RotatingSets(inputs, [16], cache_bytes=10**6, limit_bytes=limit)
     assert sets.count == count
 
 
 def test_small_operands_get_a_bounded_number_of_sets() -> None:
-    sets = RotatingSets([np.zeros(4, dtype=np.float32)], 16, 10**9, 10**9)
+    sets = RotatingSets([np.zeros(4, dtype=np.float32)], [16], 10**9, 10**9)
     assert sets.count == 4096

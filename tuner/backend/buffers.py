@@ -107,17 +107,23 @@ class RotatingSets:
     """
 
     def __init__(
-        self, inputs: Sequence[NDArray[Any]], out_bytes: int, cache_bytes: int, limit_bytes: int
+        self,
+        inputs: Sequence[NDArray[Any]],
+        output_bytes: Sequence[int],
+        cache_bytes: int,
+        limit_bytes: int,
     ) -> None:
         sizes = [round_up(array.nbytes, ALIGN) for array in inputs]
-        in_stride, out_stride = sum(sizes), round_up(out_bytes, ALIGN)
+        out_sizes = [round_up(size, ALIGN) for size in output_bytes]
+        in_stride, out_stride = sum(sizes), sum(out_sizes)
         per_set = in_stride + out_stride
         wanted = max(2, -(-2 * cache_bytes // per_set) + 1)
         self.count = max(1, min(wanted, _MOST_SETS, limit_bytes // per_set))
         self.bytes = self.count * per_set
         self._inputs = anonymous(round_up(self.count * in_stride, PAGE))
         self._outputs = anonymous(self.count * out_stride)
-        self.arg_count = len(inputs) + 1
+        self.arg_count = len(inputs) + len(out_sizes)
+        self._input_count = len(inputs)
         table = (ctypes.c_void_p * (self.count * self.arg_count))()
         for i in range(self.count):
             at = i * in_stride
@@ -126,7 +132,10 @@ class RotatingSets:
                 ctypes.memmove(address(to), address(array), array.nbytes)
                 table[i * self.arg_count + j] = address(to)
                 at += size
-            table[(i + 1) * self.arg_count - 1] = address(self._outputs) + i * out_stride
+            at = address(self._outputs) + i * out_stride
+            for j, size in enumerate(out_sizes, len(inputs)):
+                table[i * self.arg_count + j] = at
+                at += size
         ctypes.memset(address(self._outputs), 0, self._outputs.nbytes)  # no page faults later
         self.table = table
         self._protected = False
@@ -145,7 +154,7 @@ class RotatingSets:
                 size = int(np.prod(shape)) * np.dtype(dtype).itemsize
                 start = self.table[i * self.arg_count + j]
                 assert start is not None
-                home = self._outputs if j + 1 == self.arg_count else self._inputs
+                home = self._inputs if j < self._input_count else self._outputs
                 offset = start - address(home)
                 row.append(home[offset : offset + size].view(dtype).reshape(shape))
             sets.append(row)

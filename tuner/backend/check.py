@@ -14,7 +14,7 @@ from kt.spaces.workload import Workload
 
 from .buffers import Guarded, address
 from .load import LoadedKernel, Refused
-from .reference import Dataset
+from .reference import Dataset, Expected
 from .timing import Comparison
 
 # Launches of a verification, and for how many times its seconds they go on.
@@ -33,13 +33,14 @@ class _Arguments:
     """One guarded copy of all operands and the argument array that points to them."""
 
     def __init__(self, workload: Workload, dataset: Dataset, edge: bool) -> None:
-        self.names = [operand.name for operand in (*workload.inputs(), workload.output())]
-        sizes = [operand.bytes for operand in (*workload.inputs(), workload.output())]
+        self.names = [operand.name for operand in workload.operands()]
+        sizes = [operand.bytes for operand in workload.operands()]
         self.buffers = [Guarded(size, edge=edge) for size in sizes]
         self.pointers = (ctypes.c_void_p * len(sizes))(*(b.address for b in self.buffers))
         self.address = ctypes.addressof(self.pointers)
         for buffer, array in zip(self.buffers, dataset.inputs, strict=False):
             ctypes.memmove(buffer.address, address(array), buffer.size)
+        self.outputs = self.buffers[len(dataset.inputs) :]
 
 
 class Checker:
@@ -47,10 +48,9 @@ class Checker:
 
     def __init__(self, library: Any, workload: Workload, dataset: Dataset) -> None:
         self._workload, self._dataset = workload, dataset
-        self._compare = getattr(library, f"kt_compare_{workload.out_dtype}")
+        self._library = library
         self._memcmp = ctypes.CDLL(None).memcmp
         self._memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        self._gain = np.ascontiguousarray(dataset.gain)
         self._plain = _Arguments(workload, dataset, edge=False)
         self._edged: _Arguments | None = None
 
@@ -82,14 +82,17 @@ class Checker:
         return Verified(launches, worst, message)
 
     def _launch(self, kernel: LoadedKernel, workspace: Guarded, arguments: _Arguments) -> float:
-        output = arguments.buffers[-1]
-        output.poison()
+        for output in arguments.outputs:
+            output.poison()
         workspace.poison()
         code = kernel.launch(arguments.address, workspace.address)
         self._inspect_memory(arguments, workspace)
         if code:
             raise Refused("launch_error", "check", f"kt_launch returned {code}")
-        return self._error(output)
+        checked = zip(
+            self._workload.outputs(), arguments.outputs, self._dataset.expected, strict=True
+        )
+        return max(self._error(operand.dtype, output, want) for operand, output, want in checked)
 
     def _inspect_memory(self, arguments: _Arguments, workspace: Guarded) -> None:
         """Refuses writes to inputs and outside of buffers, and undoes them for the next kernel."""
@@ -108,34 +111,35 @@ class Checker:
         if problems:
             raise Refused("wrong_result", "check", "; ".join(problems))
 
-    def _error(self, output: Guarded) -> float:
+    def _error(self, dtype: str, output: Guarded, want: Expected) -> float:
         """The output's relative error; raises Refused when it is outside its bounds."""
-        reference, bound = self._dataset.reference, self._dataset.tolerance
-        columns = reference.shape[-1]
+        bound, columns = want.tolerance, want.gain.size
         found = Comparison()
-        self._compare(
-            output.address, address(reference), address(self._gain), reference.size // columns,
+        getattr(self._library, f"kt_compare_{dtype}")(
+            output.address, address(want.value), address(want.gain), want.value.size // columns,
             columns, bound.absolute, bound.relative, ctypes.byref(found),
         )  # fmt: skip
-        scale = max(math.sqrt(found.reference_squares), bound.typical)
-        error = math.sqrt(found.error_squares) / scale  # NaN when any element is
+        typical = bound.typical * math.sqrt(found.gain_squares)
+        scale = max(math.sqrt(found.reference_squares), typical)
+        # NaN when any element is; a scale of zero is an output whose every element is infinite.
+        error = math.sqrt(found.error_squares) / (scale or 1.0)
         if not error <= bound.norm:
-            detail = self._worst(found) if found.bad else ""
+            detail = _worst(found, want) if found.bad else ""
             message = f"relative error {error:.3g} exceeds {bound.norm:.3g}{detail}"
             raise Refused("wrong_result", "check", message)
         if found.bad:
-            message = f"relative error {error:.3g} is small but not everywhere{self._worst(found)}"
+            message = f"relative error {error:.3g} is small but not everywhere{_worst(found, want)}"
             raise Refused("wrong_result", "check", message)
         return error
 
-    def _worst(self, found: Comparison) -> str:
-        at = np.unravel_index(found.worst, self._dataset.reference.shape)
-        where = ", ".join(str(int(i)) for i in at)
-        name = self._workload.output().name
-        return (
-            f"; {found.bad} of {self._dataset.reference.size} elements are wrong, e.g. "
-            f"{name}[{where}] is {found.worst_value:.6g}, not {found.worst_reference:.6g}"
-        )
+
+def _worst(found: Comparison, want: Expected) -> str:
+    at = np.unravel_index(found.worst, want.value.shape)
+    where = ", ".join(str(int(i)) for i in at)
+    return (
+        f"; {found.bad} of {want.value.size} elements are wrong, e.g. "
+        f"{want.name}[{where}] is {found.worst_value:.6g}, not {found.worst_reference:.6g}"
+    )
 
 
 def _again(launches: int, elapsed: float, seconds: float) -> bool:

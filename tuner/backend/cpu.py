@@ -196,7 +196,8 @@ class CpuRunner:
             cache_bytes = max(self._target.l3_bytes, self._target.l2_bytes)
             limit = int(_SETS_SHARE * self._target.memory_bytes)
             try:
-                sets = RotatingSets(dataset.inputs, workload.output().bytes, cache_bytes, limit)
+                sizes = [operand.bytes for operand in workload.outputs()]
+                sets = RotatingSets(dataset.inputs, sizes, cache_bytes, limit)
                 checker = Checker(self._native, workload, dataset)
             except (OSError, MemoryError):
                 raise TargetError(f"no memory for the operands of '{text}'") from None

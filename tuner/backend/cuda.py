@@ -52,7 +52,7 @@ class Sets:
 
     def __init__(self, dataset: Dataset, l2_bytes: int, limit: int) -> None:
         workload = dataset.workload
-        operands = (*workload.inputs(), workload.output())
+        operands = workload.operands()
         sizes = [-(-o.bytes // 256) * 256 for o in operands]
         per_set = sum(sizes)
         wanted = 1 + -(-2 * l2_bytes // per_set)
@@ -281,7 +281,8 @@ class CudaRunner:
         """One launch on poisoned memory; `fresh` also resets the workspace."""
         dataset = held.dataset
         with self._judging("check"):
-            dataset.output.fill(POISON)
+            for output in dataset.outputs:
+                output.fill(POISON)
             if fresh:
                 loaded.reset()
             loaded.launch(dataset.arguments())

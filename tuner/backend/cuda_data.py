@@ -6,33 +6,32 @@ import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from kt.spaces.errors import TargetError
 from kt.spaces.kernel import Launch
-from kt.spaces.workload import Gemm, Operand, Workload
+from kt.spaces.workload import Attention, Conv2d, Gemm, Operand, Workload
 
-from .driver import Device, Memory, Module, launch
+from .driver import Device, Memory, Module, call, launch
 from .load import Refused
+from .tolerance import TINY_WEIGHT, Tolerance, tolerances
 
 SOURCE = Path(__file__).with_name("oracle.cu")
 ELEMENT = {"fp64": 0, "fp32": 1, "tf32": 1, "fp16": 2, "bf16": 3, "int8": 4, "int32": 5,
            "fp8_e4m3": 6, "fp8_e5m2": 7}  # fmt: skip
 """Element types as oracle.cu numbers them."""
-EPILOGUE = {"bias": 0, "relu": 1, "gelu": 2, "silu": 3, "residual": 4, "scale": 5}
-ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8,
-            "int32": 0.0}  # fmt: skip
-"""Half a unit in the last place, relative."""
-TF32_ROUNDOFF = 2.0**-11
+EPILOGUE = {"bias": 0, "relu": 1, "gelu": 2, "silu": 3, "residual": 4, "scale": 5,
+            "shift": 6}  # fmt: skip
 GUARD = 4096
 CANARY, POISON = 0xA5, 0xFF
 _BLOCK = 256
-_RESULT = struct.Struct("ddQQ")
+_RESULT = struct.Struct("dddQQ")
 
 
 def needed_bytes(workload: Workload) -> int:
     """Device memory that measuring and checking takes: operands four times, a float64 reference."""
-    return 4 * workload.bytes + 8 * workload.output().elements
+    copies = 2 if isinstance(workload, Attention) else 1  # its gain has as many elements
+    return 4 * workload.bytes + 8 * copies * workload.output().elements
 
 
 class Oracle:
@@ -59,6 +58,39 @@ class Oracle:
              m, n, k, *a, *b),
         )  # fmt: skip
 
+    def reference_conv2d(self, w: Conv2d, operands: Mapping[str, Memory], out: Memory) -> None:
+        """The convolution in float64."""
+        p, q = w.out_size
+        shape = _upload(struct.pack(
+            "16q", w.n, w.h, w.w, w.c // w.groups, w.k // w.groups, w.r, w.s, p, q, w.groups,
+            *w.stride, *w.pad, *w.dilation,
+        ))  # fmt: skip
+        grid = (-(-w.n * p * q // 64) * w.groups, -(-w.k // w.groups // 64), 1)
+        self._start(
+            "kt_reference_conv2d", grid,
+            (out.address, operands["x"].address, operands["w"].address, ELEMENT[w.dtype],
+             shape.address),
+        )  # fmt: skip
+        self.device.synchronize()  # `shape` is freed here
+
+    def reference_attention(
+        self, w: Attention, operands: Mapping[str, Memory], o: Memory, gain: Memory, lse: Memory
+    ) -> None:
+        """Output, its gain and the log-sum-exp in float64."""
+        shape = _upload(struct.pack(
+            "21q3d", w.b, w.h, w.kv_heads, w.s, w.kv_len, w.d, w.value_dim,
+            *_strides(w, w.s, w.h, w.d), *_strides(w, w.kv_len, w.kv_heads, w.d),
+            *_strides(w, w.kv_len, w.kv_heads, w.value_dim), *_strides(w, w.s, w.h, w.value_dim),
+            w.causal, w.window, w.scale or w.d**-0.5, w.softcap, TINY_WEIGHT,
+        ))  # fmt: skip
+        grid = (-(-w.s // 32) * w.b * w.h, -(-w.value_dim // 64), 1)
+        self._start(
+            "kt_reference_attention", grid,
+            (o.address, gain.address, lse.address, *(operands[x].address for x in "qkv"),
+             ELEMENT[w.dtype], shape.address),
+        )  # fmt: skip
+        self.device.synchronize()
+
     def _start(self, entry: str, grid: tuple[int, int, int], arguments: Sequence[object]) -> None:
         step = Launch(entry, grid, (_BLOCK, 1, 1))
         launch(self._module, step, arguments, self.device.stream, SIGNATURES[entry])
@@ -67,6 +99,8 @@ class Oracle:
 SIGNATURES: Mapping[str, str] = {
     "kt_fill_normal": "PliL",
     "kt_reference_gemm": "PPPilllllll",
+    "kt_reference_conv2d": "PPPiP",
+    "kt_reference_attention": "PPPPPPiP",
     "kt_reference_epilogue": "PlliPi",
     "kt_compare": "PiPPllddP",
     "kt_count_changed": "PlBP",
@@ -74,6 +108,19 @@ SIGNATURES: Mapping[str, str] = {
     "kt_read": "PlP",
 }
 """Parameter types: P pointer, i int, l long, L unsigned long, d double, B byte."""
+
+
+def _strides(w: Attention, rows: int, heads: int, width: int) -> tuple[int, int, int]:
+    """Elements from one row, head and batch entry to the next."""
+    by_row, by_head = (heads * width, width) if w.layout == "bshd" else (width, rows * width)
+    return by_row, by_head, rows * heads * width
+
+
+def _upload(content: bytes) -> Memory:
+    """Device memory that holds `content`."""
+    to = Memory(len(content))
+    call("cuMemcpyHtoD", to.address, content, len(content))
+    return to
 
 
 class Guarded:
@@ -101,42 +148,29 @@ class Guarded:
         return count
 
 
-class Tolerance:
-    """Error bounds of a result, as `kt.tuner.backend.reference.Tolerance` derives them."""
+@dataclass(frozen=True)
+class Expected:
+    """What one output must be, on the device in float64; as `reference.Expected`."""
 
-    def __init__(self, workload: Gemm) -> None:
-        out = ROUNDOFF[workload.out_dtype]
-        acc = {"fp16": 2.0**-11, "int32": 0.0}.get(workload.acc, ROUNDOFF.get(workload.acc, 0.0))
-        k = workload.k
-        self.absolute = acc * (4 * k + 32)
-        self.relative = 1.02 * out + 16 * acc  # one rounding of a result that is nearly exact
-        self.norm = out + acc * (2 * k**0.5 + 16)
-        if workload.dtype == "tf32":
-            # Both operands are rounded: each product is off by about 2^-11 of itself.
-            self.absolute += TF32_ROUNDOFF * 8 * k**0.5
-            self.norm += 2 * TF32_ROUNDOFF
-        if workload.dtype == "int8":
-            self.absolute, self.relative, self.norm = 0.5, 0.0, 1e-9
+    operand: Operand
+    value: Memory
+    gain: Memory
+    columns: int
+    tolerance: Tolerance
 
 
 class Dataset:
-    """Operands, reference and judge of one workload and seed, on the device."""
+    """Operands, references and judge of one workload and seed, on the device."""
 
     def __init__(self, oracle: Oracle, workload: Workload, seed: int) -> None:
-        if not isinstance(workload, Gemm):
-            raise TargetError(f"no CUDA reference for operator '{workload.OPERATOR}'")
         self.oracle, self.workload = oracle, workload
         self.inputs = {o.name: Guarded(o.bytes) for o in workload.inputs()}
         self._pristine = {o.name: Memory(o.bytes) for o in workload.inputs()}
         for i, operand in enumerate(workload.inputs()):
             self._fill(operand, zlib.crc32(f"{seed} {workload} {i}".encode()))
-        self.output = Guarded(workload.output().bytes)
-        self._columns = workload.output().shape[-1]
-        self._count = workload.output().elements
-        self._reference, self._gain = Memory(8 * self._count), Memory(8 * self._columns)
+        self.outputs = [Guarded(o.bytes) for o in workload.outputs()]
         self._result, self._counter = Memory(_RESULT.size), Memory(8)
-        self._tolerance = Tolerance(workload)
-        self._make_reference()
+        self._expected = self._make_expected()
 
     def _fill(self, operand: Operand, seed: int) -> None:
         to, count = self._pristine[operand.name], operand.elements
@@ -147,65 +181,73 @@ class Dataset:
 
     def restore(self, name: str) -> None:
         """Copies an input's pristine values into its guarded buffer."""
-        from .driver import call
-
         to, source = self.inputs[name], self._pristine[name]
         call("cuMemcpyDtoDAsync", to.address, source.address, source.size, 0)
 
     def pristine(self, name: str) -> Memory:
         return self._pristine[name]
 
-    def _make_reference(self) -> None:
-        workload, columns = self.workload, self._columns
-        assert isinstance(workload, Gemm)
-        self.oracle.reference_gemm(workload, self._pristine, self._reference)
+    def _make_expected(self) -> tuple[Expected, ...]:
+        workload = self.workload
+        outputs, bounds = workload.outputs(), tolerances(workload)
+        made = self._attention() if isinstance(workload, Attention) else (self._product(),)
+        return tuple(
+            Expected(operand, value, gain, columns, bound)
+            for operand, (value, gain, columns), bound in zip(outputs, made, bounds, strict=False)
+        )
+
+    def _attention(self) -> tuple[tuple[Memory, Memory, int], ...]:
+        workload = self.workload
+        assert isinstance(workload, Attention)
+        count, rows = workload.output().elements, workload.b * workload.h * workload.s
+        o, gain, lse = Memory(8 * count), Memory(8 * count), Memory(8 * rows)
+        self.oracle.reference_attention(workload, self._pristine, o, gain, lse)
+        return (o, gain, count), (lse, _upload(struct.pack("d", 1.0)), 1)
+
+    def _product(self) -> tuple[Memory, Memory, int]:
+        """Value and gain by column of a product with its epilogue."""
+        workload, out = self.workload, self.workload.output()
+        count, columns = out.elements, out.shape[-1]
+        value = Memory(8 * count)
+        if isinstance(workload, Conv2d):
+            self.oracle.reference_conv2d(workload, self._pristine, value)
+        else:
+            assert isinstance(workload, Gemm)
+            self.oracle.reference_gemm(workload, self._pristine, value)
         gain = [1.0] * columns
         for op in workload.epilogue:
             operand = self._pristine.get(op)
-            element = ELEMENT[workload.out_dtype]
             self.oracle.start(
-                "kt_reference_epilogue", self._count, self._reference.address, self._count,
-                columns, EPILOGUE[op], operand.address if operand else 0, element,
+                "kt_reference_epilogue", count, value.address, count, columns, EPILOGUE[op],
+                operand.address if operand else 0, ELEMENT[workload.out_dtype],
             )  # fmt: skip
             if op == "scale":
                 gain = [g * abs(s) for g, s in zip(gain, self._floats(op, columns), strict=True)]
             elif op in ("gelu", "silu"):
                 gain = [1.13 * g for g in gain]
-        self._upload(self._gain, gain)
-        rows = self._count // columns
-        norm = math.sqrt(sum(g * g for g in gain))
-        self._typical = math.sqrt(workload.k * rows) * norm
+        return value, _upload(struct.pack(f"{columns}d", *gain)), columns
 
     def _floats(self, name: str, count: int) -> list[float]:
         """A vector operand's values, through the comparison-free route of a float64 copy."""
         copy = Memory(8 * count)
         copy.fill(0)
-        element = ELEMENT[self.workload.out_dtype]
         self.oracle.start(
             "kt_reference_epilogue", count, copy.address, count, count, EPILOGUE["bias"],
-            self._pristine[name].address, element,
+            self._pristine[name].address, ELEMENT[self.workload.out_dtype],
         )  # fmt: skip
         return list(struct.unpack(f"{count}d", copy.read(8 * count)))
-
-    @staticmethod
-    def _upload(to: Memory, values: Sequence[float]) -> None:
-        import ctypes
-
-        from .driver import call
-
-        host = (ctypes.c_double * len(values))(*values)
-        call("cuMemcpyHtoD", to.address, ctypes.addressof(host), ctypes.sizeof(host))
 
     # -- judging ------------------------------------------------------------------------------
 
     def arguments(self) -> list[int]:
         """Addresses in argument order."""
-        return [b.address for b in self.inputs.values()] + [self.output.address]
+        return [b.address for b in (*self.inputs.values(), *self.outputs)]
 
     def judge(self, workspace: Guarded | None) -> float:
         """The relative error of the output; raises Refused for anything wrong."""
         problems = []
-        zones = {**self.inputs, self.workload.output().name: self.output}
+        names = [operand.name for operand in self.workload.outputs()]
+        zones = {**self.inputs, **dict(zip(names, self.outputs, strict=True))}
         if workspace is not None:
             zones["workspace"] = workspace
         for name, zone in zones.items():
@@ -222,20 +264,27 @@ class Dataset:
                 self.restore(name)
         if problems:
             raise Refused("wrong_result", "check", "; ".join(problems))
-        return self._error()
+        checked = zip(self.outputs, self._expected, strict=True)
+        return max(self._error(output, want) for output, want in checked)
 
-    def _error(self) -> float:
-        bound, out = self._tolerance, self.workload.output()
+    def _error(self, output: Guarded, want: Expected) -> float:
+        """The output's relative error; raises Refused when it is outside its bounds."""
+        bound, count = want.tolerance, want.operand.elements
         self._result.fill(0)
-        self._result.fill(0xFF, 24, 8)  # first_bad: none yet
+        self._result.fill(0xFF, 32, 8)  # first_bad: none yet
         self.oracle.start(
-            "kt_compare", self._count, self.output.address, ELEMENT[out.dtype],
-            self._reference.address, self._gain.address, self._count, self._columns,
-            bound.absolute, bound.relative, self._result.address,
+            "kt_compare", count, output.address, ELEMENT[want.operand.dtype], want.value.address,
+            want.gain.address, count, want.columns, bound.absolute, bound.relative,
+            self._result.address,
         )  # fmt: skip
-        errors, squares, bad, first = _RESULT.unpack(self._result.read(_RESULT.size))
-        error = math.sqrt(errors) / max(math.sqrt(squares), self._typical)
-        detail = f"; {bad} of {self._count} elements are wrong, the first at {first}" if bad else ""
+        errors, squares, gains, bad, first = _RESULT.unpack(self._result.read(_RESULT.size))
+        scale = max(math.sqrt(squares), bound.typical * math.sqrt(gains))
+        error = math.sqrt(errors) / (scale or 1.0)  # zero: every element is infinite
+        detail = (
+            f"; {bad} of {count} elements of {want.operand.name} are wrong, the first at {first}"
+            if bad
+            else ""
+        )
         if not error <= bound.norm:
             message = f"relative error {error:.3g} exceeds {bound.norm:.3g}{detail}"
             raise Refused("wrong_result", "check", message)

@@ -127,14 +127,140 @@ kt_reference_gemm(double *out, const void *a, const void *b, int type, long m, l
         }
 }
 
+/* NHWC x KRSC -> NPQK in float64. `c` and `k` are channels of one group. */
+typedef struct {
+    long n, h, w, c, k, r, s, p, q, groups, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+} convolution;
+
+extern "C" __global__ void __launch_bounds__(256)
+kt_reference_conv2d(double *out, const void *x, const void *w, int type, const convolution *shape) {
+    enum { TILE = 64, DEPTH = 16 };
+    __shared__ double left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
+    const convolution v = *shape;
+    const long pixels = v.n * v.p * v.q, depth = v.r * v.s * v.c;
+    const long pixel0 = blockIdx.x / v.groups * TILE, filter0 = (long)blockIdx.y * TILE, group = blockIdx.x % v.groups;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    double sum[4][4] = {};
+    for (long d0 = 0; d0 < depth; d0 += DEPTH) {
+        for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
+            const long d = d0 + i % DEPTH, pixel = pixel0 + i / DEPTH, filter = filter0 + i / DEPTH;
+            const long channel = d % v.c, tap = d / v.c, image = pixel / (v.p * v.q), at = pixel % (v.p * v.q);
+            const long row = at / v.q * v.stride_h - v.pad_h + tap / v.s * v.dilation_h;
+            const long column = at % v.q * v.stride_w - v.pad_w + tap % v.s * v.dilation_w;
+            const bool in_x = pixel < pixels && d < depth && row >= 0 && row < v.h && column >= 0 && column < v.w;
+            const long index = ((image * v.h + row) * v.w + column) * (v.groups * v.c) + group * v.c + channel;
+            left[i % DEPTH][i / DEPTH] = in_x ? load_element(x, index, type) : 0;
+            right[i % DEPTH][i / DEPTH] =
+                filter < v.k && d < depth ? load_element(w, (group * v.k + filter) * depth + d, type) : 0;
+        }
+        __syncthreads();
+        for (int d = 0; d < DEPTH; d++)
+            for (int i = 0; i < 4; i++)
+                for (int j = 0; j < 4; j++) sum[i][j] += left[d][ty + 16 * i] * right[d][tx + 16 * j];
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            const long pixel = pixel0 + ty + 16 * i, filter = filter0 + tx + 16 * j;
+            if (pixel < pixels && filter < v.k) out[pixel * (v.groups * v.k) + group * v.k + filter] = sum[i][j];
+        }
+}
+
+/* softmax(scale * q k^T) v in float64; strides in elements. Rows that see no key: 0 and -inf. */
+typedef struct {
+    long b, h, kv_heads, s, kv_len, d, value_dim;
+    long q_row, q_head, q_batch, k_row, k_head, k_batch, v_row, v_head, v_batch, o_row, o_head, o_batch;
+    long causal, window; /* window 0: all keys */
+    double scale, softcap, tiny; /* softcap 0: none; `tiny`: of a weight, relative to the largest of its row */
+} attention;
+
+__device__ static double capped(double logit, double cap) { return cap != 0 ? cap * tanh(logit / cap) : logit; }
+
+/* A CTA has 32 rows of one head and 64 columns of the values; `gain` is sqrt(sum p^2 v^2), laid out as o. */
+extern "C" __global__ void __launch_bounds__(256)
+kt_reference_attention(double *o, double *gain, double *lse, const void *q, const void *k, const void *v, int type, const attention *shape) {
+    enum { ROWS = 32, KEYS = 32, WIDTH = 64, DEPTH = 16 };
+    __shared__ float left[ROWS][DEPTH + 1], right[KEYS][DEPTH + 1], values[KEYS][WIDTH];
+    __shared__ double score[ROWS][KEYS + 1], factor[ROWS], top[ROWS], total[ROWS];
+    const attention a = *shape;
+    const long row0 = blockIdx.x / (a.b * a.h) * ROWS, column0 = (long)blockIdx.y * WIDTH;
+    const long batch = blockIdx.x % (a.b * a.h) / a.h, head = blockIdx.x % a.h, kv_head = head / (a.h / a.kv_heads);
+    const long q0 = batch * a.q_batch + head * a.q_head, k0 = batch * a.k_batch + kv_head * a.k_head;
+    const long v0 = batch * a.v_batch + kv_head * a.v_head, shift = a.kv_len - a.s;
+    const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    double sums[2][4] = {}, squares[2][4] = {}; /* rows ty + 16 i, columns tx + 16 j */
+    if (threadIdx.x < ROWS) top[threadIdx.x] = -1.0 / 0.0, total[threadIdx.x] = 0;
+    long begin = a.window ? row0 + shift - a.window + 1 : 0, end = a.causal ? row0 + ROWS + shift : a.kv_len;
+    begin = begin < 0 ? 0 : begin / KEYS * KEYS, end = end > a.kv_len ? a.kv_len : end;
+    for (long key0 = begin; key0 < end; key0 += KEYS) {
+        double dot[2][2] = {};
+        for (long d0 = 0; d0 < a.d; d0 += DEPTH) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < ROWS * DEPTH; i += 256) {
+                const long row = row0 + i / DEPTH, key = key0 + i / DEPTH, d = d0 + i % DEPTH;
+                left[i / DEPTH][i % DEPTH] = row < a.s && d < a.d ? (float)load_element(q, q0 + row * a.q_row + d, type) : 0;
+                right[i / DEPTH][i % DEPTH] = key < a.kv_len && d < a.d ? (float)load_element(k, k0 + key * a.k_row + d, type) : 0;
+            }
+            __syncthreads();
+            for (int d = 0; d < DEPTH; d++)
+                for (int i = 0; i < 2; i++)
+                    for (int j = 0; j < 2; j++) dot[i][j] += (double)left[ty + 16 * i][d] * right[tx + 16 * j][d];
+        }
+        for (int i = 0; i < 2; i++)
+            for (int j = 0; j < 2; j++) {
+                const long last = row0 + ty + 16 * i + shift, key = key0 + tx + 16 * j;
+                const bool seen = key < a.kv_len && (!a.causal || key <= last) && (!a.window || key > last - a.window);
+                score[ty + 16 * i][tx + 16 * j] = seen ? capped(dot[i][j] * a.scale, a.softcap) : -1.0 / 0.0;
+            }
+        for (int i = threadIdx.x; i < KEYS * WIDTH; i += 256) {
+            const long key = key0 + i / WIDTH, column = column0 + i % WIDTH;
+            values[i / WIDTH][i % WIDTH] =
+                key < a.kv_len && column < a.value_dim ? (float)load_element(v, v0 + key * a.v_row + column, type) : 0;
+        }
+        __syncthreads();
+        if (threadIdx.x < ROWS) {
+            double *row = score[threadIdx.x], most = top[threadIdx.x], sum = 0;
+            for (int i = 0; i < KEYS; i++) most = fmax(most, row[i]);
+            const double base = isfinite(most) ? most : 0;
+            for (int i = 0; i < KEYS; i++) sum += row[i] = exp(row[i] - base);
+            factor[threadIdx.x] = exp(top[threadIdx.x] - base);
+            total[threadIdx.x] = total[threadIdx.x] * factor[threadIdx.x] + sum, top[threadIdx.x] = most;
+        }
+        __syncthreads();
+        for (int i = 0; i < 2; i++) {
+            const double f = factor[ty + 16 * i];
+            for (int j = 0; j < 4; j++) {
+                double sum = sums[i][j] * f, square = squares[i][j] * f * f;
+                for (int key = 0; key < KEYS; key++) {
+                    const double p = score[ty + 16 * i][key], x = values[key][tx + 16 * j], px = (p + (p > 0 ? a.tiny : 0)) * x;
+                    sum += p * x, square += px * px;
+                }
+                sums[i][j] = sum, squares[i][j] = square;
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i < 2; i++) {
+        const long row = row0 + ty + 16 * i;
+        const double all = total[ty + 16 * i];
+        if (row >= a.s) continue;
+        for (int j = 0; j < 4; j++) {
+            const long column = column0 + tx + 16 * j, at = batch * a.o_batch + head * a.o_head + row * a.o_row + column;
+            if (column < a.value_dim) o[at] = all > 0 ? sums[i][j] / all : 0, gain[at] = all > 0 ? sqrt(squares[i][j]) / all : 0;
+        }
+        if (lse && tx == 0 && blockIdx.y == 0) lse[(batch * a.h + head) * a.s + row] = all > 0 ? top[ty + 16 * i] + log(all) : -1.0 / 0.0;
+    }
+}
+
 /* Epilogue operations, as numbered by cuda_data.py; applied in place, in float64. */
-enum { BIAS, RELU, GELU, SILU, RESIDUAL, SCALE };
+enum { BIAS, RELU, GELU, SILU, RESIDUAL, SCALE, SHIFT };
 
 extern "C" __global__ void kt_reference_epilogue(double *x, long count, long columns, int op, const void *operand, int type) {
     for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) {
         const double v = x[i];
         switch (op) {
-        case BIAS: x[i] = v + load_element(operand, i % columns, type); break;
+        case BIAS:
+        case SHIFT: x[i] = v + load_element(operand, i % columns, type); break;
         case RELU: x[i] = v < 0 ? 0 : v; break;
         case GELU: x[i] = v * normcdf(v); break;
         case SILU: x[i] = v / (1 + exp(-v)); break;
@@ -145,25 +271,29 @@ extern "C" __global__ void kt_reference_epilogue(double *x, long count, long col
 }
 
 typedef struct {
-    double error_squares, reference_squares;
+    double error_squares, reference_squares, gain_squares;
     u64 bad, first_bad; /* elements outside their bound (NaN included), and the first of them */
 } comparison;
 
-/* |out - reference| <= absolute * gain[column] + relative * |reference|, written so that NaN fails. */
+/* |out - reference| <= absolute * gain[column] + relative * |reference|, written so that NaN fails; an infinite
+ * reference wants just that. */
 extern "C" __global__ void kt_compare(const void *out, int type, const double *reference, const double *gain, long count,
                                       long columns, double absolute, double relative, comparison *result) {
-    double errors = 0, references = 0;
+    double errors = 0, references = 0, gains = 0;
     u64 bad = 0, first = ~0ull;
     for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) {
-        const double r = reference[i], d = fabs(load_element(out, i, type) - r);
-        errors += d * d, references += r * r;
-        if (!(d <= absolute * gain[i % columns] + relative * fabs(r))) {
+        const double r = reference[i], x = load_element(out, i, type), g = gain[i % columns];
+        const double d = x == r ? 0 : fabs(x - r);
+        errors += d * d;
+        if (isfinite(r)) references += r * r, gains += g * g;
+        if (!(d <= absolute * g + relative * fabs(r))) {
             bad++;
             if ((u64)i < first) first = (u64)i;
         }
     }
     atomicAdd(&result->error_squares, errors);
     atomicAdd(&result->reference_squares, references);
+    atomicAdd(&result->gain_squares, gains);
     if (bad) {
         atomicAdd(&result->bad, bad);
         atomicMin(&result->first_bad, first);

@@ -46,32 +46,33 @@ long kt_time(kt_launch launch, void *workspace, kt_plan *plan, double *us, int *
 }
 
 typedef struct {
-    double error_squares, reference_squares;
+    double error_squares, reference_squares, gain_squares;
     long bad;          /* elements outside their bound, NaN included */
     long worst;        /* index of the one furthest outside, -1: none */
     double worst_value, worst_reference;
 } kt_comparison;
 
-/* |out - reference| <= absolute * gain[column] + relative * |reference| for each element; written so that NaN fails. */
+/* |out - reference| <= absolute * gain[column] + relative * |reference| for each element; written so that NaN fails.
+ * An infinite reference wants just that. */
 #define KT_COMPARE(name, real)                                                                                      \
     void name(const real *out, const double *reference, const double *gain, long rows, long columns,                \
               double absolute, double relative, kt_comparison *result) {                                            \
-        double errors = 0, references = 0, furthest = 0;                                                            \
+        double errors = 0, references = 0, gains = 0, furthest = 0;                                                            \
         long bad = 0, worst = -1;                                                                                   \
         for (long row = 0; row < rows; row++)                                                                       \
             for (long column = 0; column < columns; column++) {                                                     \
                 long i = row * columns + column;                                                                    \
-                double r = reference[i], d = fabs((double)out[i] - r);                                              \
+                double r = reference[i], d = (double)out[i] == r ? 0 : fabs((double)out[i] - r);                    \
                 double bound = absolute * gain[column] + relative * fabs(r);                                        \
                 errors += d * d;                                                                                    \
-                references += r * r;                                                                                \
+                if (isfinite(r)) references += r * r, gains += gain[column] * gain[column];                         \
                 if (!(d <= bound)) {                                                                                \
                     bad++;                                                                                          \
                     double excess = isnan(d / bound) ? INFINITY : d / bound;                                        \
                     if (worst < 0 || excess > furthest) worst = i, furthest = excess;                               \
                 }                                                                                                   \
             }                                                                                                       \
-        *result = (kt_comparison){errors, references, bad, worst, worst < 0 ? 0 : (double)out[worst],               \
+        *result = (kt_comparison){errors, references, gains, bad, worst, worst < 0 ? 0 : (double)out[worst],               \
                                   worst < 0 ? 0 : reference[worst]};                                                \
     }
 

@@ -44,6 +44,7 @@ class Comparison(ctypes.Structure):
 
     _fields_ = (
         ("error_squares", ctypes.c_double), ("reference_squares", ctypes.c_double),
+        ("gain_squares", ctypes.c_double),
         ("bad", ctypes.c_long), ("worst", ctypes.c_long),
         ("worst_value", ctypes.c_double), ("worst_reference", ctypes.c_double),
     )  # fmt: skip

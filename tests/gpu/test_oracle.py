@@ -1,0 +1,78 @@
+"""The device's float64 references against NumPy's, output by output, gains included.
+
+PYTHONPATH=<folder with kt>:tests python3 -m pytest -q -s -m gpu tests/gpu/test_oracle.py
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from kt.spaces.workload import parse
+from kt.tuner.backend import reference
+from kt.tuner.backend.reference import NUMPY
+
+pytestmark = pytest.mark.gpu
+
+WORKLOADS = (
+    "gemm 37x70x129 layout=tn batch=2 epilogue=bias+gelu dtype=fp32",
+    "gemm 65x3x16 layout=nt epilogue=scale+residual dtype=fp64",
+    "conv2d 2x9x7x5,6x3x2 pad=1 dtype=fp32",
+    "conv2d 1x16x15x8,70x3x3 stride=2x1 pad=2x0 dilation=1x2 groups=2 dtype=fp32",
+    "conv2d 3x12x12x6,12x5x5 pad=2 groups=6 epilogue=bias+relu+scale+shift dtype=fp32",
+    "conv2d 1x2x2x3,4x5x5 pad=3 epilogue=silu dtype=fp64",
+    "attention 2x4x37x40 dtype=fp32",
+    "attention 1x4x70x64 kv-heads=2 kv-len=100 value-dim=72 causal=true lse=true dtype=fp32",
+    "attention 1x2x40x16 kv-len=9 causal=true lse=true layout=bhsd dtype=fp32",
+    "attention 2x2x65x24 window=7 softcap=5.0 scale=2.0 lse=true dtype=fp32",
+    "attention 1x8x1x128 kv-heads=1 kv-len=333 causal=true window=65 lse=true dtype=fp32",
+)
+
+
+@pytest.fixture(scope="module")
+def oracle() -> Iterator[Any]:
+    from kt.tuner.backend.cuda_data import SOURCE, Oracle
+    from kt.tuner.backend.driver import Device
+    from kt.tuner.backend.nvrtc import find_nvrtc
+
+    device = Device(0)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kernel.cu").write_text(SOURCE.read_text())
+        major, minor = (
+            device.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR")
+        )
+        facts = find_nvrtc().compile(Path(folder), f"sm_{major}{minor}", 120.0)
+        assert hasattr(facts, "registers"), facts
+        yield Oracle(device, Path(folder) / "kernel.cubin")
+
+
+def _read(memory: Any, count: int, dtype: Any) -> NDArray[Any]:
+    return np.frombuffer(memory.read(count * np.dtype(dtype).itemsize), dtype=dtype)
+
+
+@pytest.mark.parametrize("text", WORKLOADS)
+def test_references_agree(oracle: Any, text: str) -> None:
+    from kt.tuner.backend.cuda_data import Dataset
+
+    workload = parse(text)
+    dataset = Dataset(oracle, workload, seed=3)
+    oracle.device.synchronize()
+    inputs = {
+        o.name: _read(dataset.pristine(o.name), o.elements, NUMPY[o.dtype]).reshape(o.shape)
+        for o in workload.inputs()
+    }
+    wanted = reference._REFERENCES[type(workload)](workload, inputs)
+    for found, (value, gain) in zip(dataset._expected, wanted, strict=True):
+        scale = float(np.abs(value[np.isfinite(value)]).max(initial=1.0))
+        on_device = _read(found.value, value.size, np.float64)
+        np.testing.assert_allclose(on_device, value.ravel(), rtol=1e-9, atol=1e-11 * scale)
+        np.testing.assert_allclose(
+            _read(found.gain, gain.size, np.float64), gain.ravel(), rtol=1e-9, atol=1e-12
+        )
+        assert found.columns == gain.size
