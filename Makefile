@@ -7,7 +7,7 @@ SOURCES := $(shell find spaces logs costmodel tuner -type d -not -name __pycache
 # uv trusts what pip trusts.
 export UV_SYSTEM_CERTS ?= 1
 
-.PHONY: install demo test check lint types bench pins clean
+.PHONY: install demo test check lint types replay-logs bench pins clean
 
 install: $(VENV)/installed
 
@@ -32,6 +32,10 @@ demo: install
 test: install
 	$(BIN)/pytest -q
 
+# Every batch of every committed log, recomputed without a device; `make test` takes a sample.
+replay-logs: install
+	KT_ALL_LOGS=1 $(BIN)/pytest -q tests/test_logs_replay.py
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,7 +47,7 @@ check: lint types test
 
 # Class cpu-gemm of the benchmark and the README's tables; about 20 minutes on two cores.
 bench: install
-	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/cpu_gemm.py
+	env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE $(BIN)/python benchmarks/run.py --class cpu-gemm
 	$(BIN)/python benchmarks/tables.py
 
 # Re-resolves the pinned versions (one host-free file for every supported Python).

@@ -136,10 +136,12 @@ def packed(name: str, device: str, folder: Path) -> Path:
     `tar -xzf ARCHIVE -C benchmarks` puts them in place.
     """
     archive = folder / f"{name}.tar.gz"
-    logs = sorted((HERE / "logs").glob(f"{name}-gemm-*.jsonl.gz"))
+    results = HERE / "results" / device / f"{name}.json"
+    rows = json.loads(results.read_text())["rows"]
+    logs = sorted({HERE.parent / row["log"] for row in rows})
     draft = archive.with_suffix(".tmp")
     with tarfile.open(draft, "w:gz") as tar:
-        for path in (HERE / "results" / device / f"{name}.json", *logs):
+        for path in (results, *logs):
             tar.add(path, str(path.relative_to(HERE)))
     os.replace(draft, archive)
     return archive

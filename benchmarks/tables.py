@@ -1,6 +1,8 @@
-"""Writes the README's benchmark tables from benchmarks/results/; with --check only compares.
+"""Writes the tables of README.md and ARCHITECTURE.md from benchmarks/results/.
 
-python benchmarks/tables.py [--check]
+    python benchmarks/tables.py [--check]
+
+With --check it only compares.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import knobs
 from classes import CLASSES
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parent / "README.md"
+README, ARCHITECTURE = HERE.parent / "README.md", HERE.parent / "ARCHITECTURE.md"
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -71,21 +74,25 @@ def table(name: str) -> str:
 
 def rendered(text: str) -> str:
     """`text` with every marked table replaced by the current one."""
-    for name in CLASSES:
+    tables = {name: lambda name=name: table(name) for name in CLASSES} | {"ablation": knobs.table}
+    for name, make in tables.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
-        pattern = re.escape(begin) + ".*?" + re.escape(end)
-        body = f"{begin}\n{table(name)}\n{end}"
-        text = re.sub(pattern, lambda _, body=body: body, text, flags=re.DOTALL)
+        if begin in text:
+            pattern = re.escape(begin) + ".*?" + re.escape(end)
+            body = f"{begin}\n{make()}\n{end}"
+            text = re.sub(pattern, lambda _, body=body: body, text, flags=re.DOTALL)
     return text
 
 
 def main() -> None:
-    """Rewrites README.md, or with --check exits 1 when it differs."""
-    text = README.read_text()
-    new = rendered(text)
-    if "--check" in sys.argv[1:]:
-        sys.exit("README.md differs from benchmarks/results" if new != text else 0)
-    README.write_text(new)
+    """Rewrites what differs, or with --check exits 1."""
+    for page in (README, ARCHITECTURE):
+        text = page.read_text()
+        new = rendered(text)
+        if new != text and "--check" in sys.argv[1:]:
+            sys.exit(f"{page.name} differs from benchmarks/results")
+        if new != text:
+            page.write_text(new)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,37 +25,57 @@ def wait_passively() -> None:
 class Model(Protocol):
     """Fit once, predict often. Deterministic for given data, seed and thread count."""
 
-    def fit(self, features: Matrix, scores: Vector) -> None:
-        """Learns `scores` of shape [n] from `features` of shape [n, columns]; NaN = absent."""
+    def fit(self, features: Matrix, scores: Vector, weights: Vector | None = None) -> None:
+        """Learns `scores` of shape [n] from `features` of shape [n, columns]; NaN = absent.
+
+        `weights` of shape [n] say how much each row counts; all the same without them.
+        """
 
     def predict(self, features: Matrix) -> Vector:
         """Predicted scores, shape [n]."""
 
 
+@dataclass(frozen=True)
+class Trees:
+    """Settings of boosted trees: how many, how deep, how far one goes, what each sees."""
+
+    rounds: int = 120
+    depth: int = 6
+    eta: float = 0.1
+    rows: float = 0.8
+    columns: float = 0.8
+    base: float = 0.5
+    """The score of what nothing is known of; 1 believes the best of it."""
+
+
 class BoostedTrees:
     """XGBoost regression: the model that guides the search."""
 
-    ROUNDS = 120
     PARAMETERS: Mapping[str, Any] = {
-        "objective": "reg:squarederror", "tree_method": "hist", "max_depth": 6, "eta": 0.1,
-        "min_child_weight": 1.0, "subsample": 0.8, "colsample_bytree": 0.8, "max_bin": 64,
-        "base_score": 0.5, "verbosity": 0,
+        "objective": "reg:squarederror", "tree_method": "hist", "min_child_weight": 1.0,
+        "max_bin": 64, "verbosity": 0,
     }  # fmt: skip
 
-    def __init__(self, seed: int, threads: int) -> None:
+    def __init__(self, seed: int, threads: int, trees: Trees | None = None) -> None:
         wait_passively()
         import xgboost
 
-        self._xgboost = xgboost
-        self._parameters = {**self.PARAMETERS, "seed": seed % 2**31, "nthread": threads}
+        self._xgboost, self._trees = xgboost, trees or Trees()
+        self._parameters = {
+            **self.PARAMETERS, "max_depth": self._trees.depth, "eta": self._trees.eta,
+            "subsample": self._trees.rows, "colsample_bytree": self._trees.columns,
+            "base_score": self._trees.base, "seed": seed % 2**31, "nthread": threads,
+        }  # fmt: skip
         self._booster: Any = None
 
-    def fit(self, features: Matrix, scores: Vector) -> None:
+    def fit(self, features: Matrix, scores: Vector, weights: Vector | None = None) -> None:
         data = self._xgboost.QuantileDMatrix(
-            features, label=scores, max_bin=self.PARAMETERS["max_bin"],
+            features, label=scores, weight=weights, max_bin=self.PARAMETERS["max_bin"],
             nthread=self._parameters["nthread"],
         )  # fmt: skip
-        self._booster = self._xgboost.train(self._parameters, data, num_boost_round=self.ROUNDS)
+        self._booster = self._xgboost.train(
+            self._parameters, data, num_boost_round=self._trees.rounds
+        )
 
     def predict(self, features: Matrix) -> Vector:
         predicted: Vector = self._booster.inplace_predict(features)
@@ -66,17 +87,17 @@ class Forest:
 
     ABSENT = -1.0
 
-    def __init__(self, seed: int, threads: int) -> None:
+    def __init__(self, seed: int, threads: int, trees: Trees | None = None) -> None:
         wait_passively()
         from sklearn.ensemble import RandomForestRegressor
 
-        del threads  # one thread: starting workers costs more than these small forests do
+        del threads, trees  # one thread: starting workers costs more than these forests do
         self._forest = RandomForestRegressor(
             n_estimators=64, min_samples_leaf=2, max_features=0.5, random_state=seed % 2**31
         )
 
-    def fit(self, features: Matrix, scores: Vector) -> None:
-        self._forest.fit(self._filled(features), scores)
+    def fit(self, features: Matrix, scores: Vector, weights: Vector | None = None) -> None:
+        self._forest.fit(self._filled(features), scores, weights)
 
     def predict(self, features: Matrix) -> Vector:
         predicted: Vector = self._forest.predict(self._filled(features)).astype(np.float32)
@@ -86,4 +107,4 @@ class Forest:
         return np.nan_to_num(features, nan=self.ABSENT)
 
 
-MODELS: Mapping[str, Callable[[int, int], Model]] = {"kt": BoostedTrees, "forest": Forest}
+MODELS: Mapping[str, Callable[..., Model]] = {"kt": BoostedTrees, "forest": Forest}

@@ -91,6 +91,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lag: Annotated[int, Meta(ge=0, le=64)] = 0
     model_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     epsilon: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    revision: Annotated[int, Meta(ge=1, lt=2**15)] = 1
+    """Of the search's constants (`kt.tuner.preset`); a log without it was made with the first."""
+    family: str = "all"
+    """Names of the kernel families that are searched, joined by commas."""
     # -- below: when to stop and how to measure; proposals do not depend on them ---------------
     trials: int = 128
     seconds: float = 0.0

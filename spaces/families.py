@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .attention.cpu import AttentionCpu
+from .attention.cpu_decode import AttentionCpuDecode
+from .attention.mma import AttentionMma
+from .attention.split_kv import AttentionSplitKv
+from .conv2d.cpu import Conv2dCpu
+from .conv2d.cpu_direct import Conv2dCpuDirect
+from .conv2d.direct import Conv2dDirect
+from .conv2d.grouped import Conv2dGrouped
+from .conv2d.mma import Conv2dMma
+from .conv2d.pointwise import Pointwise
+from .errors import SettingsError
 from .family import Family
 from .gemm.cpu import GemmCpu
 from .gemm.cpu_skinny import GemmCpuSkinny
@@ -14,12 +25,34 @@ from .space import Space
 from .target import Target
 from .workload import Workload
 
+_GEMM_CUDA: tuple[Family, ...] = (GemmMma(), GemmSimt(), GemmStream())
+
 FAMILIES: Mapping[tuple[str, str], tuple[Family, ...]] = {
     ("gemm", "cpu"): (GemmCpu(), GemmCpuSkinny()),
-    ("gemm", "cuda"): (GemmMma(), GemmSimt(), GemmStream()),
-}
+    ("gemm", "cuda"): _GEMM_CUDA,
+    ("conv2d", "cpu"): (Conv2dCpu(), Conv2dCpuDirect()),
+    ("conv2d", "cuda"): (
+        Conv2dMma(), Conv2dGrouped(), Conv2dDirect(), *(Pointwise(f) for f in _GEMM_CUDA),
+    ),
+    ("attention", "cpu"): (AttentionCpu(), AttentionCpuDecode()),
+    ("attention", "cuda"): (AttentionMma(), AttentionSplitKv()),
+}  # fmt: skip
 
 
-def space_of(workload: Workload, target: Target) -> Space:
-    """The union of the families that serve `workload` on `target`."""
-    return Space(workload, target, FAMILIES.get((workload.OPERATOR, target.kind), ()))
+def space_of(workload: Workload, target: Target, only: str = "all") -> Space:
+    """The union of the families that serve `workload` on `target`.
+
+    `only` restricts it to some of them, by names joined by commas; raises SettingsError for a name
+    that no family has.
+    """
+    families = FAMILIES.get((workload.OPERATOR, target.kind), ())
+    if only != "all":
+        names = [name.strip() for name in only.split(",")]
+        known = [family.name for family in families]
+        if unknown := [name for name in names if name not in known]:
+            raise SettingsError(
+                f"--family {unknown[0]}: {workload.OPERATOR} on {target.kind} has "
+                f"{', '.join(known) or 'none'}"
+            )
+        families = tuple(family for family in families if family.name in names)
+    return Space(workload, target, families)

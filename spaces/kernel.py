@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,45 @@ DEVICE_HEADERS = Path(__file__).parent / "device"
 _INCLUDE = re.compile(r'^#include "([\w.]+)"[^\n]*\n', re.MULTILINE)
 
 
+MAP_TYPES: Mapping[str, int] = {
+    "int8": 0, "fp8_e4m3": 0, "fp8_e5m2": 0, "int32": 3, "fp16": 6, "fp32": 7, "fp64": 8, "bf16": 9,
+    "tf32": 11,
+}  # fmt: skip
+"""CUtensorMapDataType by element type. Loads of tf32 round fp32 on the way."""
+MAP_SWIZZLES: Mapping[int, int] = {0: 0, 32: 1, 64: 2, 128: 3}
+"""CUtensorMapSwizzle by the bytes that it spans."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A tensor that a kernel reads or writes in boxes through TMA (cuTensorMapEncodeTiled).
+
+    Extents, strides and boxes are listed innermost first. Outside the tensor is zero.
+    """
+
+    argument: int
+    """Which pointer it begins at: among inputs and outputs in order, or -1, the workspace."""
+    offset: int  # bytes from there
+    dtype: str
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Bytes, of the dimensions after the innermost."""
+    box: tuple[int, ...]
+    swizzle: int = 0  # bytes
+    steps: tuple[int, ...] = ()
+    """Distance of neighbours in a box, elements; 1 where left out."""
+
+    @property
+    def all_steps(self) -> tuple[int, ...]:
+        return self.steps or (1,) * len(self.extents)
+
+
 @dataclass(frozen=True)
 class Launch:
     """How one CUDA kernel of a source is started.
 
-    Every entry takes the same pointers: the workload's inputs in order, its output, the workspace.
+    Every entry takes the same pointers: the workload's inputs in order, its outputs, the workspace;
+    then its tensor maps by value.
     """
 
     entry: str
@@ -27,6 +61,11 @@ class Launch:
     block: tuple[int, int, int] = (1, 1, 1)
     cluster: tuple[int, int, int] = (1, 1, 1)
     shared_bytes: int = 0
+    early: bool = False
+    """Programmatic dependent launch: may start while the kernel before it in the stream ends."""
+    resident: bool = False
+    """CTAs take work in turns: the grid may be cut to the clusters that are held at once."""
+    maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,6 +99,21 @@ class Kernel:
 def stub(defines: Mapping[str, int | str]) -> str:
     """`#define` lines that set a kernel file's compile-time parameters."""
     return "".join(f"#define {name} {value}\n" for name, value in defines.items())
+
+
+def maps_define(maps: Sequence[TensorMap]) -> str:
+    """An initialiser for `kt_map_plan[]` of `launch.cuh`, which encodes the maps."""
+
+    def braces(values: Sequence[int]) -> str:
+        return "{" + ", ".join(map(str, values)) + "}"
+
+    rows = (
+        f"{{{m.argument}, {m.offset}ull, {MAP_TYPES[m.dtype]}, {len(m.extents)}, "
+        f"{braces(m.extents)}, {braces(m.strides)}, {braces(m.box)}, {braces(m.all_steps)}, "
+        f"{MAP_SWIZZLES[m.swizzle]}}}"
+        for m in maps
+    )
+    return "{" + ", ".join(rows) + "}"
 
 
 def expand(path: Path, headers: Path = DEVICE_HEADERS) -> str:

@@ -137,6 +137,17 @@ class FamilySpace:
         points = np.array(found, dtype=np.int64)
         return points[self.legal(points)] if len(points) else points
 
+    def one_step(self, points: Points) -> Iterator[Points]:
+        """For each possible step of one knob: where it leads from every point, -1 for nowhere."""
+        indices = self.indices(points)
+        for i, knob in enumerate(self.knobs):
+            steps = [knob.neighbours(j) for j in range(len(knob.choices))]
+            for k in range(max(map(len, steps))):
+                targets = np.array([step[k] if k < len(step) else -1 for step in steps])
+                to = targets[indices[:, i]]
+                moved = points + (to - indices[:, i]) * self._strides[i]
+                yield np.where(to >= 0, moved, -1)
+
     def draw(self, rng: np.random.Generator, n: int) -> Points:
         """`n` uniform points, legal or not."""
         return rng.integers(self.size, size=n)

@@ -41,6 +41,9 @@ class Tensor:
     def T(self) -> Tensor:
         return Tensor(self.array.T, self.typestr, self.device)
 
+    def transpose(self, axes: tuple[int, ...]) -> Tensor:
+        return Tensor(self.array.transpose(axes), self.typestr, self.device)
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         strides = None if self.array.flags.c_contiguous else self.array.strides
@@ -83,6 +86,7 @@ class Launched:
     shared: int
     stream: int
     arguments: list[int]
+    early: bool = False
 
 
 class Gpu:
@@ -106,14 +110,14 @@ class Gpu:
     def cuLaunchKernelEx(self, config: Any, function: Any, addresses: Any, extra: None) -> int:
         found = config._obj
         arguments = [ctypes.c_void_p.from_address(a).value or 0 for a in addresses]
-        cluster = None
-        if found.count:
-            assert found.count == 1 and found.attributes[0].id == 4
-            cluster = tuple(found.attributes[0].value[:3])
+        attributes = {one.id: one.value for one in found.attributes[: found.count]}
+        assert set(attributes) <= {4, 6}
+        cluster = tuple(attributes[4][:3]) if 4 in attributes else None
         self.launches.append(
             Launched(
                 self._entries[function.value - 1], tuple(found.grid), tuple(found.block), cluster,
                 found.shared, found.stream or 0, arguments,
+                6 in attributes and attributes[6][0] == 1,
             )
         )  # fmt: skip
         return self.fails

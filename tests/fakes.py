@@ -129,6 +129,9 @@ class AnalyticMeasurer:
                 time.sleep(self.seconds)
             yield self._measured(candidate, duplicates[candidate.trial])
 
+    def busy_seconds(self) -> float:
+        return self.seconds * len(self.measured)
+
     def _first(self, candidate: Candidate) -> int:
         binary = hashlib.sha256(candidate.kernel.source.encode()).hexdigest()
         return self.known.setdefault((str(candidate.kernel.workload), binary), candidate.trial)

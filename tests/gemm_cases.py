@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kt.spaces.workload import Gemm
+from kt.spaces.workload import Gemm, Workload
 
 Array = NDArray[np.generic]
 
@@ -18,6 +18,7 @@ EDGES = (1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 24, 31, 32, 33, 40, 47, 48, 63, 64, 6
 EPILOGUES: tuple[tuple[str, ...], ...] = (
     (), (), ("bias",), ("relu",), ("bias", "gelu"), ("silu",), ("residual",), ("scale",),
     ("bias", "silu", "residual"), ("scale", "bias", "relu", "residual"),
+    ("bias", "relu", "scale", "shift"),
 )  # fmt: skip
 _STORED = {"fp64": np.float64, "fp32": np.float32, "tf32": np.float32, "fp16": np.float16,
            "bf16": np.uint16, "int8": np.int8, "int32": np.int32}  # fmt: skip
@@ -56,12 +57,12 @@ def from_bits(x: Array, dtype: str) -> NDArray[np.float64]:
     return x.astype(np.float64)
 
 
-def inputs(w: Gemm, rng: np.random.Generator) -> list[Array]:
+def inputs(w: Workload, rng: np.random.Generator) -> list[Array]:
     """N(0, 1) operands in argument order, as they are stored."""
     return [to_bits(rng.standard_normal(op.shape), op.dtype) for op in w.inputs()]
 
 
-def poison(w: Gemm) -> Array:
+def poison(w: Workload) -> Array:
     """What C holds before a launch: NaNs, or a value far from any result."""
     dtype = w.out_dtype
     if dtype == "bf16":
@@ -78,7 +79,7 @@ class Reference:
     value: NDArray[np.float64]
     allowed: NDArray[np.float64]
 
-    def worst(self, w: Gemm, out: Array) -> float:
+    def worst(self, w: Workload, out: Array) -> float:
         """The largest error in units of what is allowed; NaN and infinities count as infinite."""
         error = np.abs(from_bits(out, w.out_dtype) - self.value)
         if not np.isfinite(error).all():
@@ -92,14 +93,24 @@ def reference(w: Gemm, stored: Sequence[Array]) -> Reference:
     values = [from_bits(x, op.dtype) for x, op in zip(stored, operands, strict=True)]
     a = values[0].swapaxes(-1, -2) if w.layout[0] == "t" else values[0]
     b = values[1].swapaxes(-1, -2) if w.layout[1] == "t" else values[1]
-    x = a @ b
-    rounding = 2**-10 * max(1.0, math.sqrt(w.k) / 4) if w.acc == "fp16" else _SUM_ROUNDING[w.dtype]
-    off = rounding * (np.abs(a) @ np.abs(b))
     extra = {op.name: v for op, v in zip(operands[2:], values[2:], strict=True)}
+    return finished(w, w.k, a @ b, np.abs(a) @ np.abs(b), extra)
+
+
+def finished(
+    w: Workload,
+    k: int,
+    x: NDArray[np.float64],
+    size: NDArray[np.float64],
+    extra: Mapping[str, NDArray[np.float64]],
+) -> Reference:
+    """The epilogue of sums `x` of `k` products, whose magnitudes add up to `size`."""
+    rounding = 2**-10 * max(1.0, math.sqrt(k) / 4) if w.acc == "fp16" else _SUM_ROUNDING[w.dtype]
+    off = rounding * size
     erf = np.vectorize(math.erf, otypes=[np.float64])
     for op in w.epilogue:
         match op:
-            case "bias" | "residual":
+            case "bias" | "residual" | "shift":
                 x = x + extra[op]
             case "scale":
                 x, off = x * extra[op], off * np.abs(extra[op])

@@ -63,9 +63,7 @@ def test_a_readme_that_differs_from_the_results_is_noticed(
     tables.main()
     assert "_Not measured yet._" in (tmp_path / "README.md").read_text()
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
-    with pytest.raises(SystemExit) as ended:
-        tables.main()
-    assert ended.value.code == 0
+    tables.main()
 
 
 def test_a_row_is_against_the_fastest_opponent(load: Any) -> None:
@@ -102,8 +100,10 @@ def test_results_and_logs_travel_in_one_archive(
     rows = load("rows")
     monkeypatch.setattr(rows, "HERE", tmp_path / "benchmarks")
     results = rows.Results("nvidia-h200", "gemm-tiny", {"cores": 132}, ("numpy", "absent"), "abc")
-    results.add({"workload": "gemm 8x8x8 dtype=bf16", "ratio": 1.0})
     log = tmp_path / "benchmarks" / "logs" / "gemm-tiny-gemm-8x8x8-dtype-bf16.jsonl"
+    row = {"workload": "gemm 8x8x8 dtype=bf16", "ratio": 1.0,
+           "log": f"benchmarks/logs/{log.name}.gz"}  # fmt: skip
+    results.add(row)
     log.parent.mkdir()
     log.write_text("{}\n")
     rows.compressed(log)
@@ -111,9 +111,7 @@ def test_results_and_logs_travel_in_one_archive(
         tar.extractall(tmp_path / "copy", filter="data")
     copy = json.loads((tmp_path / "copy/results/nvidia-h200/gemm-tiny.json").read_text())
     assert copy["kt"] == "abc" and set(copy["libraries"]) == {"python", "numpy"}
-    assert copy["rows"] == [
-        {"class": "gemm-tiny", "workload": "gemm 8x8x8 dtype=bf16", "ratio": 1.0}
-    ]
+    assert copy["rows"] == [{"class": "gemm-tiny", **row}]
     assert (tmp_path / "copy/logs/gemm-tiny-gemm-8x8x8-dtype-bf16.jsonl.gz").exists()
     again = rows.Results("nvidia-h200", "gemm-tiny", {}, (), "abc")
     assert list(again.rows) == ["gemm 8x8x8 dtype=bf16"]

@@ -12,11 +12,6 @@ from kt.spaces.space import Points, Space
 
 Score = Callable[[Points], NDArray[np.floating]]
 
-CHAINS = 256
-STEPS = 48
-TEMPERATURE = 0.08
-"""Start temperature in units of normalised throughput; it falls linearly to zero."""
-
 
 @dataclass(frozen=True)
 class Annealed:
@@ -27,16 +22,26 @@ class Annealed:
     scores: NDArray[np.float64]
 
 
-def anneal(space: Space, score: Score, starts: Points, rng: np.random.Generator) -> Annealed:
-    """Maximises `score` from `starts` (one chain each)."""
+def anneal(
+    space: Space,
+    score: Score,
+    starts: Points,
+    rng: np.random.Generator,
+    steps: int,
+    temperature: float,
+) -> Annealed:
+    """Maximises `score` from `starts` (one chain each).
+
+    The temperature begins at `temperature`, in units of the score, and falls linearly to zero.
+    """
     chains = starts.copy()
     current = np.asarray(score(chains), dtype=np.float64)
     seen, seen_scores = [chains], [current]
-    for step in range(STEPS):
-        temperature = TEMPERATURE * (1 - step / STEPS)
+    for step in range(steps):
+        now = temperature * (1 - step / steps)
         moved = space.neighbours(chains, rng)
         scores = np.asarray(score(moved), dtype=np.float64)
-        accept = rng.random(len(chains)) < np.exp(np.minimum(0, scores - current) / temperature)
+        accept = rng.random(len(chains)) < np.exp(np.minimum(0, scores - current) / now)
         chains = np.where(accept, moved, chains)
         current = np.where(accept, scores, current)
         seen.append(moved)

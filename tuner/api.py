@@ -19,13 +19,15 @@ from .backend.cache import BinaryCache
 from .bundle import open_bundle
 from .devices import chosen_gpus, tuning_target
 from .measure import Measurer
+from .preset import EPSILON, REVISION
 from .strategy import STRATEGIES
 from .tune import Result, View
 from .tune import tune as run
 
+_SEARCH = {"revision": REVISION, "epsilon": EPSILON}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "cpu": {"trials": 128},
-    "cuda": {"trials": 256, "lag": 1, "sample_seconds": 0.02},
+    "cpu": {"trials": 128, **_SEARCH},
+    "cuda": {"trials": 256, "lag": 1, "sample_seconds": 0.02, **_SEARCH},
 }
 """Settings by kind of target. On CUDA the next batch is built while this one runs: lag 1."""
 DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
@@ -78,7 +80,7 @@ def tune(
         _check("--builders", builders, 1, 256)
     effective = effective_settings(device, settings)
     for workload in parsed:
-        space_of(workload, device)  # refused before any process is started
+        space_of(workload, device, effective.family)  # refused before any process is started
     with ExitStack() as stack:
         if measurer is None:
             bundles = [open_bundle(Path(bundle), parsed, device, effective, seed)] if bundle else []

@@ -83,6 +83,7 @@ def bench_command(
     run: str | None,
     seconds: float,
     rested: bool,
+    opponents: str | None,
     as_json: bool,
     **flags: str | None,
 ) -> int:
@@ -91,8 +92,9 @@ def bench_command(
         subjects = _of_log(Path(words[0]), words[1:], flags, any_device, run)
     else:
         subjects = _of_words(words, flags, target)
+    rivals = [_opponents(subject, opponents) for subject in subjects]
     rows = []
-    for row in measured(subjects, seconds, rested):
+    for row in measured(subjects, rivals, seconds, rested):
         rows.append(row)
         if row.failure:
             print(f"kt: {row.workload}: {text.printable(row.failure)}", file=sys.stderr)
@@ -142,22 +144,26 @@ def _of_log(
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def measured(subjects: Sequence[Subject], seconds: float, rested: bool) -> Iterator[Row]:
-    """A row for each subject; one runner serves all of a device."""
+def measured(
+    subjects: Sequence[Subject], rivals: Sequence[tuple[str, ...]], seconds: float, rested: bool
+) -> Iterator[Row]:
+    """A row for each subject with its named opponents; one runner serves all of a device."""
     from .pool import LocalMeasurer
 
     measurers: dict[str, LocalMeasurer] = {}
     with ExitStack() as stack:
-        for subject in subjects:
+        for subject, names in zip(subjects, rivals, strict=True):
             kind = subject.target.kind
             if kind not in measurers:
                 settings = Settings(build_timeout=_BUILD_SECONDS)
                 made = LocalMeasurer(subject.target, settings, _SEED)
                 measurers[kind] = stack.enter_context(made)
-            yield _row(measurers[kind], subject, seconds, rested)
+            yield _row(measurers[kind], subject, names, seconds, rested)
 
 
-def _row(measurer: LocalMeasurer, subject: Subject, seconds: float, rested: bool) -> Row:
+def _row(
+    measurer: LocalMeasurer, subject: Subject, rivals: tuple[str, ...], seconds: float, rested: bool
+) -> Row:
     """Builds, checks and times one subject."""
     workload, target = subject.workload, subject.target
     measurer.prepare([workload])
@@ -172,9 +178,8 @@ def _row(measurer: LocalMeasurer, subject: Subject, seconds: float, rested: bool
             return Row(workload, target, failure=f"the {name} kernel: {checked.failure}")
     cuda = target.kind == "cuda"
     compared = measurer.compare_binaries(
-        workload, binaries, seconds=seconds, vendor=not cuda, rested=rested,
-        opponents=_opponents() if cuda else (),
-    )  # fmt: skip
+        workload, binaries, seconds=seconds, vendor=not cuda, rested=rested, opponents=rivals
+    )
     if compared.failure:
         return Row(workload, target, failure=compared.failure)
     names = [*subject.kernels, NUMPY]
@@ -182,11 +187,24 @@ def _row(measurer: LocalMeasurer, subject: Subject, seconds: float, rested: bool
     return Row(workload, target, samples, dict(compared.facts))
 
 
-def _opponents() -> tuple[str, ...]:
-    """The libraries that kernels are compared with on CUDA."""
-    from .backend.cuda_vendor import OPPONENTS
+def _opponents(subject: Subject, asked: str | None) -> tuple[str, ...]:
+    """The libraries that a kernel is compared with on CUDA: those asked for, or the quick ones."""
+    if subject.target.kind == "cpu":
+        if asked:
+            raise SettingsError("--opponents: for CUDA; on the CPU it is NumPy")
+        return ()
+    from .backend.cuda_vendor import COMPILED, opponents_of
 
-    return tuple(OPPONENTS)
+    known = opponents_of(subject.workload)
+    if asked is None:
+        return tuple(name for name in known if name not in COMPILED)
+    names = tuple(dict.fromkeys(name.strip() for name in asked.split(",")))
+    if unknown := [name for name in names if name not in known]:
+        operator = subject.workload.OPERATOR
+        raise SettingsError(
+            f"--opponents {text.one_line(unknown[0], 80)}: {operator} has {', '.join(known)}"
+        )
+    return names
 
 
 # -- showing --------------------------------------------------------------------------------------

@@ -132,7 +132,7 @@ def _builds(
 def _header(
     workloads: Sequence[Workload], target: Target, settings: Settings, seed: int
 ) -> RunRecord:
-    spaces = [space_of(workload, target) for workload in workloads]
+    spaces = [space_of(workload, target, settings.family) for workload in workloads]
     return RunRecord(
         run=uuid.uuid4().hex[:12], kt=kt_version(), seed=seed, settings=settings, target=target,
         workloads=tuple(map(str, workloads)), spaces=tuple(space.digest for space in spaces),

@@ -32,8 +32,16 @@ class Chosen:
 
     @property
     def default(self) -> Kernel:
-        """The kernel of the first family's default θ."""
-        return self.space.kernel(int(self.space.defaults()[0]))
+        """The kernel of the default θ that the run compared its best with."""
+        return self.space.kernel(default_point(self.space, self.run, self.best))
+
+
+def default_point(space: Space, run: Run, best: Best) -> int:
+    """The faster default of the run's final; without one, the first family's."""
+    trial = run.trials.get(best.final.default) if best.final else None
+    if trial is None:
+        return int(space.defaults()[0])
+    return space.check(trial.family, trial.theta)
 
 
 def choose(
@@ -54,7 +62,7 @@ def choose(
     if not any_device:
         _refuse_other_device(best.target)
     workload = parse(best.workload)
-    space = space_of(workload, checked_target(best.target))
+    space = space_of(workload, checked_target(best.target), run.header.settings.family)
     kernel = space.kernel(space.check(best.trial.family, best.trial.theta))
     return Chosen(best, run, workload, space, kernel)
 

@@ -12,7 +12,8 @@ import click
 from . import program
 from .options import duration, indices, share, workload_argument, workload_options
 
-STRATEGIES = ("kt", "forest", "anneal", "random", "grid")  # as kt.tuner.strategy, unimported
+# As kt.tuner.strategy, which is not imported here.
+STRATEGIES = ("kt", "forest", "autotvm", "anneal", "random", "grid")
 LOG = click.argument("log", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for machines.")
 TRIAL = click.option("--trial", type=int, help="This trial instead of the best.")
@@ -79,10 +80,11 @@ def cli() -> None:
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all random draws.")
 @click.option("--resume", is_flag=True, help="Go on with the newest run of these workloads.")
+@click.option("--family", metavar="NAMES", help="Only these kernel families: mma,simt.")
 @click.option("--strategy", metavar="NAME", help=f"{', '.join(STRATEGIES)}.  [default: kt]")
 @click.option("--batch-size", type=int, help="Trials between two fits of the model.  [default: 16]")
 @click.option(
-    "--epsilon", type=share(), metavar="SHARE", help="Share of random trials.  [default: 0.1]"
+    "--epsilon", type=share(), metavar="SHARE", help="Share of exploring trials.  [default: 0.25]"
 )
 @click.option("--patience", type=int, help="Stop after this many trials without improvement.")
 @click.option(
@@ -173,7 +175,8 @@ def apply(**options: Any) -> int:
     \b
     c       one C file for cc; cu one CUDA file for nvcc: kt_launch and its workspace
     cubin   the binary alone, built here by NVRTC without a GPU
-    python  a module that needs CuPy and not kt; takes tensors of torch, CuPy, JAX …
+    python  a module that needs CuPy and not kt; takes tensors of torch, CuPy, JAX …; for its
+            workload it has torch's conv2d or scaled_dot_product_attention
     json    the record
     """
     from .apply import apply_command
@@ -206,16 +209,42 @@ def show(**options: Any) -> int:
 @click.option("--strategy", metavar="NAME", help="Search the recorded points with this instead.")
 @click.option("--budget", type=click.IntRange(1), help="Trials of it. [default: half the points]")
 @click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option(
+    "--constraints", type=click.Path(path_type=Path), metavar="FILE",
+    help="T1 file of a foreign recording: its conditions and defaults.",
+)  # fmt: skip
 @RUN
 @AS_JSON
 def replay(**options: Any) -> int:
     """Check offline that LOG's proposals are reproduced, or re-run a strategy on its outcomes.
+
+    LOG may also be a T4 file or a Kernel Tuner cache, plain or gzip: a strategy then searches what
+    that tool recorded.
 
     Exit code 0: identical; 1: different under the same versions; 2: other versions.
     """
     from .offline import replay_command
 
     return replay_command(**options)
+
+
+@cli.command()
+@LOG
+@workload_argument
+@workload_options(hidden=True)
+@click.option(
+    "--format", "form", default="t4", show_default=True, metavar="FORMAT", help="t4, kernel-tuner."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; else stdout.")
+@RUN
+def export(**options: Any) -> int:
+    """Write LOG's trials in another tool's format, with nothing lost.
+
+    t4 is a T4 result file, kernel-tuner a Kernel Tuner cache; each result carries its whole record.
+    """
+    from .export import export_command
+
+    return export_command(**options)
 
 
 @cli.command()
@@ -236,13 +265,19 @@ def replay(**options: Any) -> int:
     help="Measuring time of a workload.",
 )
 @click.option("--rested", is_flag=True, help="CUDA: pause 10 ms before each sample.")
+@click.option("--opponents", metavar="NAMES", help="CUDA: these libraries, separated by commas.")
 @AS_JSON
 def bench(**options: Any) -> int:
     """Time tuned kernels, their defaults and the vendor's libraries, interleaved.
 
     LOG is a file or directory, all of whose workloads are timed (or one: kt bench LOG WORKLOAD).
-    A WORKLOAD alone is timed with its default schedule. Opponents are NumPy on the CPU, torch and
-    cuBLASLt over all its candidates on CUDA, as far as they are installed.
+    A WORKLOAD alone is timed with its default schedule. On the CPU the opponent is NumPy; on CUDA
+    what is installed of these (* only when named: it tunes itself for up to minutes):
+
+    \b
+    gemm       torch, cublaslt-tuned (over all its candidates), inductor-triton*
+    conv2d     cudnn (through torch, in benchmark mode), inductor*
+    attention  cudnn and fa2 (torch's scaled_dot_product_attention), fa3, flex*
     """
     from .bench import bench_command
 

@@ -1,8 +1,7 @@
 """Runs a kt kernel's cubin on tensors of any library that shares CUDA memory.
 
 `kt apply --format python` writes this file into every module that it emits; it imports nothing of
-kt. CuPy loads the cubin and owns the workspace. Tensors come through DLPack or the CUDA array
-interface.
+kt. CuPy loads the cubin and owns the workspace.
 """
 
 from __future__ import annotations
@@ -16,37 +15,23 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-ALIGNMENT = 16
-_CUDA, _CUDA_MANAGED = 2, 13
-_INT, _UINT, _FLOAT, _BFLOAT, _E4M3, _E5M2 = 0, 1, 2, 4, 10, 12
-# DLPack's (type code, bits) by element type. Libraries without such a type hold it as its bits.
-_ELEMENTS = {
-    "fp64": {(_FLOAT, 64)}, "fp32": {(_FLOAT, 32)}, "tf32": {(_FLOAT, 32)},
-    "fp16": {(_FLOAT, 16)}, "bf16": {(_BFLOAT, 16), (_UINT, 16)},
-    "int8": {(_INT, 8)}, "int32": {(_INT, 32)},
-    "fp8_e4m3": {(_E4M3, 8), (_UINT, 8)}, "fp8_e5m2": {(_E5M2, 8), (_UINT, 8)},
-}  # fmt: skip
-_TYPESTR = {
-    "<f8": (_FLOAT, 64), "<f4": (_FLOAT, 32), "<f2": (_FLOAT, 16), "<V2": (_BFLOAT, 16),
-    "<u2": (_UINT, 16), "|i1": (_INT, 8), "|u1": (_UINT, 8), "<i4": (_INT, 32),
-}  # fmt: skip
-_NAMES = {
-    "fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16",
-    "bf16": "bfloat16", "int8": "int8", "int32": "int32",
-}  # fmt: skip
-_BITS = {"bf16": "uint16", "fp8_e4m3": "uint8", "fp8_e5m2": "uint8"}
+from .cupy_tensors import (
+    Operand,
+    detached,
+    empty_for,
+    import_cupy,
+    like_first,
+    one_device,
+    outs_of,
+    read_tensor,
+    refuse_overlap,
+    stream_of,
+)
+
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14  # CUfunction_attribute
-_CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
-_LEGACY, _PER_THREAD = 1, 2  # streams as DLPack numbers them
+_CLUSTER_DIMENSION, _EARLY_START = 4, 6  # CUlaunchAttributeID
+_PER_THREAD = 2  # stream, as DLPack numbers it
 _PORTABLE_CLUSTER = 8
-
-
-class Operand(NamedTuple):
-    """One argument: row-major and contiguous."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class Step(NamedTuple):
@@ -57,24 +42,8 @@ class Step(NamedTuple):
     block: tuple[int, int, int]
     cluster: tuple[int, int, int]
     shared_bytes: int
-
-
-class _Tensor(NamedTuple):
-    """What a tensor's owner says of it; strides in elements, None when contiguous."""
-
-    address: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    element: tuple[int, int]
-
-
-class _DLTensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8),
-        ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)), ("byte_offset", ctypes.c_uint64),
-    )  # fmt: skip
+    early: bool = False
+    """It may start while the one before it in the stream ends (programmatic serialization)."""
 
 
 class _Attribute(ctypes.Structure):
@@ -93,13 +62,8 @@ class _Config(ctypes.Structure):
     )  # fmt: skip
 
 
-_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-
-
 class Kernel:
-    """A compiled kernel: call it with the inputs in order.
+    """A compiled kernel: call it with the inputs in order. The last `outputs` operands come back.
 
     `cubin` is base64 of the zlib-compressed image. The workspace of a stream is made by the first
     call there, which must come before a graph capture. Calls may come from any thread.
@@ -113,8 +77,10 @@ class Kernel:
         steps: Sequence[Step],
         workspace_bytes: int,
         zeroed_bytes: int,
+        outputs: int = 1,
     ) -> None:
         self.arch, self.operands, self.steps = arch, tuple(operands), tuple(steps)
+        self.outputs = outputs
         self.workspace_bytes, self.zeroed_bytes = workspace_bytes, zeroed_bytes
         self.cubin = zlib.decompress(base64.b64decode(cubin))
         self._functions: dict[int, list[ctypes.c_void_p]] = {}
@@ -122,30 +88,36 @@ class Kernel:
         self._workspaces: dict[tuple[int, int, int], Any] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, *inputs: Any, out: Any = None) -> Any:
-        """The output, of the first input's library unless `out` is given.
+    def __call__(self, *inputs: Any, out: Any = None, views: Sequence[Operand] = ()) -> Any:
+        """The output, or a tuple of several, of the first input's library unless `out` is given.
 
         Runs on the current torch stream for torch tensors, else on the current CuPy stream.
-        Raises TypeError or ValueError for what the kernel was not built for.
+        `views` are the operands as this caller has them. Raises TypeError or ValueError for what
+        the kernel was not built for.
         """
-        wanted = self.operands[:-1]
+        operands = tuple(views) or self.operands
+        wanted, returned = operands[: -self.outputs], operands[-self.outputs :]
         if len(inputs) != len(wanted):
             names = ", ".join(operand.name for operand in wanted)
             raise TypeError(f"{len(inputs)} inputs: the kernel takes {len(wanted)} ({names})")
-        cupy = _cupy()
-        given = [_detached(x, o.name) for x, o in zip(inputs, wanted, strict=True)]
-        device = _one_device([*given, *([] if out is None else [out])], self.operands)
+        cupy = import_cupy()
+        given = [detached(x, o.name) for x, o in zip(inputs, wanted, strict=True)]
+        outs = outs_of(out, returned)
+        device = one_device([*given, *outs], operands)
         with cupy.cuda.Device(device):
-            stream = _stream(given[0], device)
-            made = _empty(given[0], self.operands[-1], device) if out is None else out
+            stream = stream_of(given[0], device)
+            made = outs or [empty_for(given[0], operand, device) for operand in returned]
             held: list[Any] = []  # capsules live until the kernel is enqueued
-            tensors = [_read(x, o, stream, held) for x, o in zip(given, wanted, strict=True)]
-            tensors.append(_read(_detached(made, "out"), self.operands[-1], stream, held))
-            _refuse_overlap(tensors, self.operands)
+            tensors = [read_tensor(x, o, stream, held) for x, o in zip(given, wanted, strict=True)]
+            for x, operand in zip(made, returned, strict=True):
+                tensors.append(read_tensor(detached(x, "out"), operand, stream, held))
+            refuse_overlap(tensors, operands, self.outputs)
             self._launch([tensor.address for tensor in tensors], device, stream)
             if out is not None:
                 return out
-            return _like(given[0], made, self.operands[0].dtype == self.operands[-1].dtype)
+            same = [operand.dtype == operands[0].dtype for operand in returned]
+            found = [like_first(given[0], x, one) for x, one in zip(made, same, strict=True)]
+            return found[0] if self.outputs == 1 else tuple(found)
 
     def _launch(self, arguments: list[int], device: int, stream: int) -> None:
         with self._lock:
@@ -155,7 +127,7 @@ class Kernel:
                 _start(function, step, arguments, stream)
 
     def _load(self, device: int) -> list[ctypes.c_void_p]:
-        cupy = _cupy()
+        cupy = import_cupy()
         module = cupy.cuda.Module()
         try:
             module.load(self.cubin)
@@ -182,19 +154,11 @@ class Kernel:
         thread = threading.get_ident() if stream == _PER_THREAD else 0
         key = (device, stream, thread)
         if key not in self._workspaces:
-            cuda = _cupy().cuda
+            cuda = import_cupy().cuda
             memory = cuda.Memory(self.workspace_bytes)  # of no pool: no other stream knows it
             cuda.runtime.memsetAsync(memory.ptr, 0, self.zeroed_bytes, stream)
             self._workspaces[key] = memory
         return int(self._workspaces[key].ptr)
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError:
-        raise ImportError("this kernel is loaded by CuPy: pip install cupy-cuda13x") from None
-    return cupy
 
 
 @functools.cache
@@ -217,146 +181,13 @@ def _start(function: ctypes.c_void_p, step: Step, arguments: Sequence[int], stre
     config = _Config(
         (ctypes.c_uint * 3)(*step.grid), (ctypes.c_uint * 3)(*step.block), step.shared_bytes, stream
     )
+    wanted = []
     if step.cluster != (1, 1, 1):
-        cluster = _Attribute(_CLUSTER_DIMENSION, (ctypes.c_uint32 * 16)(*step.cluster))
-        config.attributes, config.count = ctypes.pointer(cluster), 1
+        wanted.append(_Attribute(_CLUSTER_DIMENSION, (ctypes.c_uint32 * 16)(*step.cluster)))
+    if step.early:
+        wanted.append(_Attribute(_EARLY_START, (ctypes.c_uint32 * 16)(1)))
+    config.attributes, config.count = (_Attribute * len(wanted))(*wanted), len(wanted)
     values = [ctypes.c_void_p(address) for address in arguments]
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     code = _driver().cuLaunchKernelEx(ctypes.byref(config), function, addresses, None)
     _check(code, f"launching {step.entry}")
-
-
-# -- tensors of other libraries -------------------------------------------------------------------
-
-
-def _root(tensor: Any) -> str:
-    return type(tensor).__module__.partition(".")[0]
-
-
-def _detached(tensor: Any, name: str) -> Any:
-    """A torch tensor without its gradient, which the kernel does not compute."""
-    if _root(tensor) == "torch" and tensor.requires_grad:
-        if sys.modules["torch"].is_grad_enabled():
-            raise TypeError(f"{name} requires a gradient, which this kernel lacks: torch.no_grad()")
-        return tensor.detach()
-    return tensor
-
-
-def _one_device(tensors: Sequence[Any], operands: Sequence[Operand]) -> int:
-    """The device that all tensors are on."""
-    devices = [_device(x, o.name) for x, o in zip(tensors, operands, strict=False)]
-    for operand, device in zip(operands, devices, strict=False):
-        if device != devices[0]:
-            first = operands[0].name
-            raise ValueError(f"{operand.name} is on device {device}, {first} on {devices[0]}")
-    return devices[0]
-
-
-def _device(tensor: Any, name: str) -> int:
-    if hasattr(tensor, "__dlpack_device__"):
-        kind, index = tensor.__dlpack_device__()
-        if int(kind) not in (_CUDA, _CUDA_MANAGED):
-            raise ValueError(f"{name} is not on a CUDA device")
-        return int(index)
-    if hasattr(tensor, "__cuda_array_interface__"):
-        address = tensor.__cuda_array_interface__["data"][0]
-        return int(_cupy().cuda.runtime.pointerGetAttributes(address).device)
-    raise TypeError(
-        f"{name} is a {type(tensor).__name__}: accepts tensors with DLPack or the CUDA array "
-        "interface"
-    )
-
-
-def _stream(tensor: Any, device: int) -> int:
-    """Handle of the current stream of the tensor's library."""
-    if _root(tensor) == "torch":
-        return int(sys.modules["torch"].cuda.current_stream(device).cuda_stream)
-    return int(_cupy().cuda.get_current_stream().ptr)
-
-
-def _read(tensor: Any, operand: Operand, stream: int, held: list[Any]) -> _Tensor:
-    """The tensor in memory, once it is what the kernel was built for."""
-    found = _from_dlpack(tensor, stream, held) or _from_interface(tensor, operand.name)
-    name, shape = operand.name, operand.shape
-    if found.element not in _ELEMENTS[operand.dtype]:
-        raise TypeError(f"{name} is not {operand.dtype}: {getattr(tensor, 'dtype', found.element)}")
-    if found.shape != shape:
-        raise ValueError(f"{name} has shape {found.shape}: accepts {shape}")
-    if found.strides is not None and not _contiguous(shape, found.strides):
-        raise ValueError(f"{name} is not contiguous (row-major)")
-    if found.address % ALIGNMENT:
-        raise ValueError(f"{name} begins at {found.address:#x}: accepts multiples of {ALIGNMENT}")
-    return found
-
-
-def _from_dlpack(tensor: Any, stream: int, held: list[Any]) -> _Tensor | None:
-    if not hasattr(tensor, "__dlpack__"):
-        return None
-    try:
-        capsule = tensor.__dlpack__(stream=stream or _LEGACY)
-    except (BufferError, TypeError, ValueError):
-        if hasattr(tensor, "__cuda_array_interface__"):
-            return None  # an element type that its DLPack lacks
-        raise
-    held.append(capsule)
-    found = _DLTensor.from_address(_pointer_of(capsule, b"dltensor"))
-    axes = range(found.ndim)
-    strides = tuple(found.strides[i] for i in axes) if found.strides else None
-    return _Tensor(
-        (found.data or 0) + found.byte_offset, tuple(found.shape[i] for i in axes), strides,
-        (found.code, found.bits * found.lanes),
-    )  # fmt: skip
-
-
-def _from_interface(tensor: Any, name: str) -> _Tensor:
-    try:
-        found = tensor.__cuda_array_interface__
-    except (AttributeError, TypeError) as error:
-        raise TypeError(f"{name}: {error}") from None
-    element = _TYPESTR.get(found["typestr"], (-1, 0))
-    strides = found.get("strides")
-    if strides is not None:
-        strides = tuple(8 * stride // element[1] if element[1] else 0 for stride in strides)
-    return _Tensor(found["data"][0], tuple(found["shape"]), strides, element)
-
-
-def _contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    step = 1
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent != 1 and stride != step:
-            return False
-        step *= extent
-    return True
-
-
-def _refuse_overlap(tensors: Sequence[_Tensor], operands: Sequence[Operand]) -> None:
-    def end(tensor: _Tensor) -> int:
-        size = tensor.element[1] // 8
-        for extent in tensor.shape:
-            size *= extent
-        return tensor.address + size
-
-    out = tensors[-1]
-    for tensor, operand in zip(tensors[:-1], operands, strict=False):
-        if tensor.address < end(out) and out.address < end(tensor):
-            raise ValueError(f"the output overlaps {operand.name}")
-
-
-def _empty(like: Any, operand: Operand, device: int) -> Any:
-    """Memory for the output: of torch for torch, else of CuPy."""
-    if _root(like) == "torch":
-        torch = sys.modules["torch"]
-        dtype = getattr(torch, _NAMES.get(operand.dtype, "uint8"))
-        return torch.empty(operand.shape, dtype=dtype, device=f"cuda:{device}")
-    dtype = _BITS.get(operand.dtype) or _NAMES[operand.dtype]
-    return _cupy().empty(operand.shape, dtype=dtype)
-
-
-def _like(first: Any, made: Any, same_type: bool) -> Any:
-    """The output as an array of the first input's library; what is held as bits, of its type."""
-    kind = _root(first)
-    if kind != "torch" and kind != "cupy" and hasattr(first, "__array_namespace__"):
-        made = first.__array_namespace__().from_dlpack(made)
-    if same_type and made.dtype != first.dtype:
-        return made.view(first.dtype)
-    return made

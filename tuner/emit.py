@@ -13,7 +13,7 @@ import msgspec
 
 from kt.logs.query import Best
 from kt.spaces.kernel import Kernel
-from kt.spaces.workload import Workload
+from kt.spaces.workload import Attention, Conv2d, Workload
 
 from . import text
 from .versions import kt_version
@@ -65,7 +65,7 @@ def source_text(best: Best, kernel: Kernel, workload: Workload, log: str) -> str
     """The self-contained source: one C file, or one CUDA file."""
     described = json.dumps(facts(best), separators=(",", ":"))
     define = f"#define KT_DESCRIBE {c_string(described)}\n\n"
-    rows = [*provenance(best, workload, log), *_use(best, kernel, workload)]
+    rows = [*provenance(best, workload, log), *_use(best, kernel, workload), *notes(workload)]
     lines = [f" * {name:10} {comment_text(value)}\n" for name, value in rows]
     head = f"{MARK}{comment_text(str(workload))}\n *\n{''.join(lines)} */\n"
     return head + define + kernel.source
@@ -93,10 +93,10 @@ def provenance(best: Best, workload: Workload, log: str) -> list[tuple[str, str]
 def _use(best: Best, kernel: Kernel, workload: Workload) -> list[tuple[str, str]]:
     """How the source is built and called."""
     arguments = ", ".join(
-        f"{'const ' if i + 1 < len(operands) else ''}{_C_TYPES.get(o.dtype, o.dtype)} {o.name}"
+        f"{const}{_C_TYPES.get(o.dtype, o.dtype)} {o.name}"
         + "".join(f"[{extent}]" for extent in o.shape)
-        for operands in [(*workload.inputs(), workload.output())]
-        for i, o in enumerate(operands)
+        for const, operands in (("const ", workload.inputs()), ("", workload.outputs()))
+        for o in operands
     )
     if kernel.language == "c":
         return [
@@ -116,6 +116,22 @@ def _use(best: Best, kernel: Kernel, workload: Workload) -> list[tuple[str, str]
         ("zeroed", f"the first kt_workspace_zeroed_bytes() = {kernel.zeroed_bytes} of them, before "
                    "the first launch; every launch leaves them zero"),
     ]  # fmt: skip
+
+
+def notes(workload: Workload) -> list[tuple[str, str]]:
+    """What the shapes of the arguments do not say of an operator."""
+    match workload:
+        case Conv2d():
+            return [("layout", "x NHWC, w KRSC with the channels of one group, y NPQK")]
+        case Attention():
+            order = "[B, S, H, D]" if workload.layout == "bshd" else "[B, H, S, D]"
+            lse = " and lse = -inf, the natural logarithm of 0" if workload.lse else ""
+            return [
+                ("layout", f"{order}; a causal mask ends at the last query and the last key"),
+                ("masked", f"a query that sees no key gets o = 0{lse}"),
+            ]
+        case _:
+            return []
 
 
 def _time_text(best: Best, workload: Workload) -> str:

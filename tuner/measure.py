@@ -80,6 +80,9 @@ class Measurer(Protocol):
         At `deadline` (of `time.monotonic`) what is running is ended and the rest is left out.
         """
 
+    def busy_seconds(self) -> float:
+        """Wall time so far in which a device had a candidate to run; the mean over devices."""
+
     def finals(
         self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
     ) -> list[FinalEntry]:

@@ -11,6 +11,8 @@ from kt.logs.query import Best, Run, best_of, curve, failures
 from kt.spaces.errors import SettingsError
 
 from . import text
+from .foreign import read_recording
+from .foreign_replay import replay_recording
 from .lookup import open_runs, report_bad, workloads_in
 from .noise import busy
 from .replay import Identity, Simulation, check_identity, simulate
@@ -28,9 +30,18 @@ def replay_command(
     seeds: int,
     run: str | None,
     as_json: bool,
+    constraints: Path | None = None,
     **flags: str | None,
 ) -> int:
     """Prints what is asked for; 0 identical, 1 different, 2 other versions."""
+    if recording := read_recording(log):
+        facts, lines = replay_recording(
+            recording, constraints=constraints, strategy=strategy, budget=budget, seeds=seeds
+        )
+        _print(as_json, [facts], lines)
+        return 0
+    if constraints is not None:
+        raise SettingsError("--constraints is for recordings of other tools; this is a log of kt")
     found, bad = open_runs(log, run)
     report_bad(bad)
     texts = workloads_in(found, words, flags)

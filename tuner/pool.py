@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty
 from types import TracebackType
-from typing import Any, Protocol
 
-from kt.logs.record import Bound, Failure, FinalEntry, Seconds, Settings
+from kt.logs.record import Bound, Failure, FinalEntry, Settings
 from kt.spaces.errors import TargetError, ToolchainError
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -23,49 +25,21 @@ from .backend.check import Verified
 from .backend.cpu import Compared, Ran
 from .backend.cuda_host import CudaHost
 from .backend.environment import Facts, describe
-from .backend.host import CpuHost
+from .backend.host import CpuHost, Host
 from .backend.session import Session
 from .devices import has_nvidia_driver
+from .dispatch import Dispatch, Results, Run
 from .measure import VENDOR, Candidate, FrozenBatch, Measured
 
 _NATIVE_SECONDS = 60.0
 _LANGUAGE = {"cpu": "c", "cuda": "cuda"}
 _VERIFY_SEEDS = 2
 _FINAL_SECONDS = 2.0
+# While the search thinks, a device's thread would wait 5 ms for the interpreter before each run.
+_SWITCH_SECONDS = 0.0005
 
 
-Data = Any
-Results = SimpleQueue[Measured | BaseException | None]
-
-
-class Host(Protocol):
-    """The parent's side of one runner process; `Data` is whatever it calls a dataset."""
-
-    def close(self) -> None: ...
-    def kill(self) -> None: ...
-    def refuse(self, workload: Workload) -> None: ...
-    def dataset(self, workload: Workload, seed: int) -> Data: ...
-    def forget(self, data: Data) -> None: ...
-    def bound(self, dtype: str) -> Bound: ...
-    def evidence(self) -> dict[str, float]: ...
-    def vendor_us(self, workload: Workload, data: Data) -> float | None: ...
-    def run(
-        self,
-        binary: Binary,
-        workload: Workload,
-        data: Data,
-        incumbent_us: float | None,
-        deadline: float | None,
-    ) -> Ran | None: ...
-    def verify(self, binary: Binary, workload: Workload, data: Data) -> Verified: ...
-    def compare(
-        self,
-        binaries: Sequence[Binary],
-        workload: Workload,
-        data: Data,
-        seconds: float,
-        vendor: bool,
-    ) -> Compared: ...
+Built = Future[Binary | Failure]
 
 
 class LocalMeasurer:
@@ -90,11 +64,11 @@ class LocalMeasurer:
         if target.kind == "cuda" and not has_nvidia_driver():
             raise TargetError(f"target '{target.name}' cannot be measured here: no NVIDIA driver")
         self._target, self._settings, self._seed = target, settings, seed
-        self._known: dict[tuple[str, str], int] = {}  # (workload, binary): its first trial
-        self._builds: dict[int, Future[Binary | Failure]] = {}
-        self._started: dict[int, Results] = {}
-        self._driven: list[Future[None]] = []
-        self._driver = ThreadPoolExecutor(1, thread_name_prefix="kt-drive")
+        self._dispatch = Dispatch()
+        self._builds: dict[int, Built] = {}
+        self._results: dict[tuple[int, ...], Results] = {}
+        self._runners: list[threading.Thread] = []
+        self._lost, self._lock, self._note = 0, threading.Lock(), note
         self._session = Session()
         self._builders = BuilderPool(self._session.path, builders, note, bundles)
         try:
@@ -103,6 +77,7 @@ class LocalMeasurer:
             self._builders.close()
             self._session.close()
             raise
+        self._busy = [0.0 for _ in self._hosts]
 
     def _make_hosts(self, gpus: Sequence[int]) -> list[Host]:
         place = (self._target, self._settings, self._session.path)
@@ -128,10 +103,14 @@ class LocalMeasurer:
 
     def close(self) -> None:
         """Ends every process and removes every temporary file; a second call does nothing."""
-        self._driver.shutdown(wait=False, cancel_futures=True)
-        while wait(self._driven, 0.02).not_done:  # a batch still runs: end its kernels
+        self._dispatch.close()
+        while any(thread.is_alive() for thread in self._runners):  # end what still runs
             for host in self._hosts:
                 host.kill()
+            self._runners[-1].join(0.02)
+        if self._runners:
+            self._runners = []
+            sys.setswitchinterval(self._switch_seconds)
         for host in self._hosts:
             host.close()
         self._builders.close()
@@ -144,9 +123,12 @@ class LocalMeasurer:
 
         Raises TargetError for what cannot be measured here.
         """
-        self._known.clear()
+        self._dispatch.forget()
+        self._results.clear()
         for workload in workloads:
             self._host.refuse(workload)
+        if self._target.kind == "cuda":
+            self._builders.warm("cuda", self._target.arch)
         for workload in workloads:
             self._host.dataset(workload, self._seed)
 
@@ -166,149 +148,128 @@ class LocalMeasurer:
 
     def know(self, workload: str, binary: str, trial: int) -> None:
         """Records that `trial` of an earlier session had this binary."""
-        self._known.setdefault((workload, binary), trial)
+        self._dispatch.know(workload, binary, trial)
 
     # -- batches ----------------------------------------------------------------------------
 
     def start(self, batch: FrozenBatch, deadline: float | None = None) -> None:
-        """Begins building a batch; on a GPU also runs it, behind the batches started before."""
-        for candidate in batch.candidates:
-            self._builds[candidate.trial] = self._submit(candidate)
+        """Begins building a batch; on a GPU each binary runs as soon as a device is free for it."""
+        self._results[_trials(batch)] = self._dispatch.start(batch, deadline)
         if self._target.kind == "cuda":
-            results: Results = SimpleQueue()
-            self._started[batch.number] = results
-            self._driven.append(self._driver.submit(self._drive, batch, deadline, results))
-
-    def _drive(self, batch: FrozenBatch, deadline: float | None, results: Results) -> None:
-        """Runs a started batch while the search thinks about the next one."""
-        try:
-            for measured in self._batch(batch, deadline):
-                results.put(measured)
-            results.put(None)
-        except BaseException as error:  # raised again where the batch is finished
-            results.put(error)
+            self._start_runners()
+        for candidate in batch.candidates:
+            build = self._submit(candidate)
+            self._builds[candidate.trial] = build
+            if self._target.kind == "cuda":
+                build.add_done_callback(partial(self._built, batch, candidate))
 
     def finish(self, batch: FrozenBatch, deadline: float | None = None) -> Iterator[Measured]:
         """The batch's results; one that was not started is built and run now."""
-        results = self._started.pop(batch.number, None)
-        if results is None:
-            yield from self._batch(batch, deadline)
+        if _trials(batch) not in self._results:
+            self.start(batch, deadline)
+        results = self._results.pop(_trials(batch))
+        if self._target.kind == "cpu":
+            yield from self._run_here(batch, deadline, results)
             return
-        self._driven = [run for run in self._driven if not run.done()]
-        while (item := results.get()) is not None:
+        while True:
+            try:
+                item = results.get(timeout=_left(deadline))
+            except Empty:
+                deadline = None
+                self._dispatch.cut()
+                self._abandon_builds()
+                continue
             if isinstance(item, BaseException):
                 raise item
+            if item is None:
+                return
             yield item
 
-    def _batch(self, batch: FrozenBatch, deadline: float | None) -> Iterator[Measured]:
-        """Runs the batch once it is built; on the CPU no build is then under way.
+    def busy_seconds(self) -> float:
+        """Wall time in which a device had something to run, averaged over the devices."""
+        return sum(self._busy) / len(self._busy)
 
-        In index order, candidates that want to be alone last. At `deadline` (of `time.monotonic`)
-        what is running is ended and the rest is left out.
-        """
-        for candidate in batch.candidates:
-            if candidate.trial not in self._builds:
-                self._builds[candidate.trial] = self._submit(candidate)
-        mine = [self._builds[candidate.trial] for candidate in batch.candidates]
-        awaited = self._builds.values() if self._target.kind == "cpu" else mine
-        if wait(awaited, _left(deadline)).not_done:
-            self._builders.abandon(self._builds.values())
-            self._builds.clear()
-            return
-        jobs = []
-        for candidate in batch.candidates:
-            binary = _without_spills(self._builds.pop(candidate.trial).result())
-            if isinstance(binary, Binary):
-                binary = binary.started_by(candidate.kernel)
-                key = (str(batch.workload), binary.facts.binary)
-                self._known.setdefault(key, candidate.trial)
-            jobs.append((candidate, binary))
-        first = {c.trial: self._first(c, binary, batch) for c, binary in jobs}
-        done: set[int] = set()
-        for alone in (False, True):
-            originals = [j for j in jobs if j[0].alone == alone and first[j[0].trial] is None]
-            for group in [[job] for job in originals] if alone else [originals]:
-                for measured in self._run_all(group, batch, deadline):
-                    done.add(measured.trial)
-                    yield measured
-        here = {candidate.trial for candidate, _ in jobs}
-        for candidate, binary in jobs:
-            original = first[candidate.trial]
-            if original is not None and (original in done or original not in here):
-                assert isinstance(binary, Binary)
-                seconds = Seconds(build=round(binary.seconds, 4))
-                yield Measured(candidate.trial, None, binary.facts, seconds, original)
-
-    def _first(
-        self, candidate: Candidate, binary: Binary | Failure, batch: FrozenBatch
-    ) -> int | None:
-        """The earlier trial with this binary, None when this is the first."""
-        if isinstance(binary, Failure):
-            return None
-        first = self._known[str(batch.workload), binary.facts.binary]
-        return first if first != candidate.trial else None
-
-    def _run_all(
-        self,
-        jobs: Sequence[tuple[Candidate, Binary | Failure]],
-        batch: FrozenBatch,
-        deadline: float | None,
+    def _run_here(
+        self, batch: FrozenBatch, deadline: float | None, results: Results
     ) -> Iterator[Measured]:
-        """Runs candidates on every host, each taking the next when it is free."""
-        if len(self._hosts) == 1:
-            for candidate, binary in jobs:
-                measured = self._measured(self._host, candidate, binary, batch, deadline)
-                if measured is None:
-                    return
-                yield measured
+        """Runs a batch on the CPU once nothing is being built, and reports between the runs.
+
+        At `deadline` (of `time.monotonic`) what is running is ended and the rest is left out.
+        """
+        if wait(self._builds.values(), _left(deadline)).not_done:
+            self._abandon_builds()
+            self._dispatch.cut()
             return
-        idle: SimpleQueue[Host] = SimpleQueue()
-        for host in self._hosts:
-            idle.put(host)
+        for candidate in batch.candidates:
+            self._built(batch, candidate, self._builds[candidate.trial])
+        yield from _told(results)
+        while (run := self._dispatch.next(batch)) is not None:
+            self._dispatch.ran(run, self._ran(0, run, deadline))
+            yield from _told(results)
 
-        def run(job: tuple[Candidate, Binary | Failure]) -> Measured | None:
-            host = idle.get()
+    def _start_runners(self) -> None:
+        """A thread for each device, which takes what is built and runs it."""
+        if not self._runners:
+            self._switch_seconds = sys.getswitchinterval()
+            sys.setswitchinterval(min(_SWITCH_SECONDS, self._switch_seconds))
+            self._runners = [
+                threading.Thread(target=self._serve, args=(i,), name=f"kt-run{i}", daemon=True)
+                for i in range(len(self._hosts))
+            ]
+            for thread in self._runners:
+                thread.start()
+
+    def _serve(self, index: int) -> None:
+        while (run := self._dispatch.wait_next()) is not None:
             try:
-                return self._measured(host, *job, batch, deadline)
-            finally:
-                idle.put(host)
+                self._dispatch.ran(run, self._ran(index, run, run.deadline))
+            except TargetError as error:  # of the device: the others go on without it
+                if self._last_one_lost():
+                    self._dispatch.fail(error)
+                    continue
+                self._note(f"goes on without one GPU: {error}")
+                self._dispatch.again(run)
+                return
+            except BaseException as error:  # raised again where the batch is finished
+                self._dispatch.fail(error)
 
-        with ThreadPoolExecutor(len(self._hosts), thread_name_prefix="kt-run") as threads:
-            running = [threads.submit(run, job) for job in jobs]
-            try:
-                for done in as_completed(running):
-                    measured = done.result()
-                    if measured is not None:
-                        yield measured
-            finally:
-                for future in running:
-                    future.cancel()
+    def _last_one_lost(self) -> bool:
+        """Counts a device that is gone, unless none other is left."""
+        with self._lock:
+            if self._lost + 1 == len(self._hosts):
+                return True
+            self._lost += 1
+            return False
 
-    def _submit(self, candidate: Candidate) -> Future[Binary | Failure]:
+    def _ran(self, index: int, run: Run, deadline: float | None) -> Ran | None:
+        """Runs one binary on one device; None when the deadline came first."""
+        begin, host, batch = time.monotonic(), self._hosts[index], run.batch
+        try:
+            data = host.dataset(batch.workload, self._seed)
+            return host.run(run.binary, batch.workload, data, batch.incumbent_us, deadline)
+        finally:
+            self._busy[index] += time.monotonic() - begin
+
+    def _built(self, batch: FrozenBatch, candidate: Candidate, build: Built) -> None:
+        """Hands a finished build on; called on the thread that built it, or on the CPU's."""
+        self._builds.pop(candidate.trial, None)
+        if build.cancelled():
+            return
+        if (error := build.exception()) is not None:
+            self._dispatch.fail(error)
+            return
+        built = _without_spills(build.result())
+        if isinstance(built, Binary):
+            built = built.started_by(candidate.kernel)
+        self._dispatch.built(batch, candidate.trial, built)
+
+    def _abandon_builds(self) -> None:
+        self._builders.abandon(list(self._builds.values()))
+        self._builds.clear()
+
+    def _submit(self, candidate: Candidate) -> Built:
         kernel, timeout = candidate.kernel, self._settings.build_timeout
         return self._builders.submit(kernel.source, kernel.language, self._target.arch, timeout)
-
-    def _measured(
-        self,
-        host: Host,
-        candidate: Candidate,
-        binary: Binary | Failure,
-        batch: FrozenBatch,
-        deadline: float | None,
-    ) -> Measured | None:
-        """The candidate's result, or None when the deadline came first."""
-        trial = candidate.trial
-        if isinstance(binary, Failure):
-            return Measured(trial, binary, None, Seconds())
-        data = host.dataset(batch.workload, self._seed)
-        ran = host.run(binary, batch.workload, data, batch.incumbent_us, deadline)
-        if ran is None:
-            return None
-        seconds = Seconds(
-            build=round(binary.seconds, 4), check=round(ran.check_seconds, 4),
-            run=round(ran.run_seconds, 4),
-        )  # fmt: skip
-        return Measured(trial, ran.outcome, binary.facts, seconds, clock_mhz=ran.clock_mhz)
 
     # -- finalists and emitted kernels ------------------------------------------------------
 
@@ -413,6 +374,20 @@ def _without_spills(built: Binary | Failure) -> Binary | Failure:
         message = f"{built.facts.spill_bytes} bytes of registers spill to local memory"
         return Failure("resource", "build", message)
     return built
+
+
+def _trials(batch: FrozenBatch) -> tuple[int, ...]:
+    return tuple(sorted(candidate.trial for candidate in batch.candidates))
+
+
+def _told(results: Results) -> Iterator[Measured]:
+    """What is known so far; raises what went wrong."""
+    while not results.empty():
+        item = results.get()
+        if isinstance(item, BaseException):
+            raise item
+        if item is not None:
+            yield item
 
 
 def _left(deadline: float | None) -> float | None:

@@ -21,6 +21,7 @@ from kt.spaces.workload import parse
 from .recorded import RecordedSpace
 from .search import Proposal, Search
 from .session import mismatch, search_of, version_difference
+from .simulate import trace
 from .state import Observation
 
 LEAST_POINTS = 64
@@ -50,7 +51,8 @@ def check_identity(run: Run) -> Identity:
     name, count = run.header.run, len(run.batches)
     target = checked_target(run.header.target)
     try:
-        spaces = [space_of(parse(text), target) for text in run.header.workloads]
+        only = run.header.settings.family
+        spaces = [space_of(parse(text), target, only) for text in run.header.workloads]
         difference = _other_space(run, spaces) or _first_difference(
             run, search_of(run.header, spaces), spaces
         )
@@ -160,18 +162,5 @@ def simulate(
 def _best(
     space: Space, outcomes: dict[int, Observation], settings: Settings, seed: int, budget: int
 ) -> float:
-    search = Search([space], [np.empty(0, dtype=np.int64)], settings, seed)
-    window: deque[Proposal] = deque()
-    spent, best = 0, float("inf")
-    while spent < budget:
-        while len(window) > settings.lag:
-            proposal = window.popleft()
-            search.observe(proposal, [outcomes[p] for p in proposal.points.tolist()])
-        proposed = search.propose([budget - spent])
-        if proposed is None:
-            break
-        spent += len(proposed.points)
-        window.append(proposed)
-        seen = [outcomes[p] for p in proposed.points.tolist()]
-        best = min([best, *(o.us for o in seen if o.us is not None and not o.censored)])
-    return best if np.isfinite(best) else 0.0
+    seen = [outcomes[p] for p in trace(space, outcomes, settings, seed, budget).tolist()]
+    return min((o.us for o in seen if o.us is not None and not o.censored), default=0.0)

@@ -15,8 +15,10 @@ from kt.logs.record import ModelReport, Settings
 from kt.spaces.errors import SettingsError
 from kt.spaces.space import Points, Space
 
+from .picker import Picker
+from .preset import Preset, preset_of
 from .state import Observation, State
-from .strategy import MODEL_OF, STRATEGIES, Picker
+from .strategy import MODEL_OF, STRATEGIES
 from .surrogate import Surrogate
 
 
@@ -44,14 +46,22 @@ class Search:
     """Proposes batches for one or several workloads that share a cost model."""
 
     def __init__(
-        self, spaces: Sequence[Space], warm: Sequence[Points], settings: Settings, seed: int
+        self,
+        spaces: Sequence[Space],
+        warm: Sequence[Points],
+        settings: Settings,
+        seed: int,
+        preset: Preset | None = None,
     ) -> None:
+        """`preset` stands in for the one that `settings` names, for experiments."""
         self.states = [State(space, w) for space, w in zip(spaces, warm, strict=True)]
         self._settings, self._seed = settings, seed
         self._models = settings.strategy in MODEL_OF
+        self._preset = preset or preset_of(settings)
         self._surrogate = Surrogate(
-            self.states, MODEL_OF.get(settings.strategy, "kt"), seed, settings.model_threads
-        )
+            self.states, MODEL_OF.get(settings.strategy, "kt"), seed, settings.model_threads,
+            self._preset,
+        )  # fmt: skip
         if settings.strategy not in STRATEGIES:
             raise SettingsError(
                 f"unknown strategy '{settings.strategy}': accepts {', '.join(STRATEGIES)}"
@@ -60,7 +70,8 @@ class Search:
             self._surrogate.load()
         make = STRATEGIES[settings.strategy]
         self._strategies = [
-            make(self._surrogate, i, settings.epsilon) for i in range(len(self.states))
+            make(self._surrogate, i, settings.epsilon, self._preset)
+            for i in range(len(self.states))
         ]
         self._batch = 0
         self._exhausted = [False] * len(self.states)
@@ -97,13 +108,17 @@ class Search:
     def _propose(self, number: int, which: int) -> Proposal:
         state = self.states[which]
         rng = np.random.default_rng(np.random.SeedSequence(self._seed, spawn_key=(number,)))
-        picker = Picker(state, self._settings.batch_size)
+        size = self._settings.batch_size
+        if self._models:
+            size = self._preset.size(size, len(state.proposed))
+        picker = Picker(state, size)
         if state.batches == 0:
             defaults = state.space.defaults()
             picker.add(defaults[state.space.legal(defaults)], "default")
             picker.add(state.warm[state.space.legal(state.warm)], "warm", picker.size // 2)
         self._strategies[which].fill(picker, rng)
-        random_share = picker.sources.count("random") / max(1, len(picker.sources))
+        exploring = sum(source in ("random", "level") for source in picker.sources)
+        random_share = exploring / max(1, len(picker.sources))
         return Proposal(
             number, which, picker.points, tuple(picker.sources),
             self._predict(which, picker.points),

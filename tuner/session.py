@@ -80,7 +80,8 @@ class Session:
         self.header, self.settings, self.journal = header, settings, journal
         self.workloads = tuple(parse(text) for text in header.workloads)
         device = checked_target(header.target)
-        self.spaces = tuple(spaces) or tuple(space_of(w, device) for w in self.workloads)
+        only = header.settings.family
+        self.spaces = tuple(spaces) or tuple(space_of(w, device, only) for w in self.workloads)
         self.search = search_of(header, self.spaces)
         self.known: dict[int, Known] = {}
         self.best: dict[int, tuple[int, float]] = {}  # workload -> (trial, us)
@@ -95,6 +96,8 @@ class Session:
         self._planned_trials = [0] * len(self.workloads)
         self.search_seconds = 0.0
         self.spent = {"build": 0.0, "check": 0.0, "run": 0.0}
+        self.pace: dict[str, float] = {}
+        """Seconds of the finished loop, and of the device's idleness in it."""
         self._logged: deque[BatchRecord] = deque()
         self._finished: dict[int, TrialRecord] = {}
         self._suspects: set[int] = set()

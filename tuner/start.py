@@ -22,7 +22,7 @@ from .text import printable
 
 _SETTINGS = (
     "trials", "seconds", "strategy", "batch_size", "epsilon", "patience", "near_bound",
-    "max_failures", "finalists", "build_timeout", "run_timeout", "sample_seconds",
+    "max_failures", "finalists", "build_timeout", "run_timeout", "sample_seconds", "family",
 )  # fmt: skip
 _IN_FULL = 100_000
 

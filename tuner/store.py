@@ -18,7 +18,7 @@ from kt.spaces.workload import Workload
 
 from .warm import nearest
 
-DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon")
+DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon", "family")
 """Settings that proposals depend on: a resumed run must have the same."""
 
 

@@ -13,27 +13,34 @@ from kt.costmodel.model import MODELS, Model
 from kt.logs.record import ModelReport
 from kt.spaces.space import Features, Points
 
+from .preset import REVISION, REVISIONS, Preset
 from .state import Observation, State
 
-GROWTH = 1.1
-"""Refit when there are this many times the rows of the last fit."""
 MINIMUM_ROWS = 8
-TRUSTED_CORRELATION = 0.25
 RECENT = 2
-"""Batches over which the model's rank correlation is averaged."""
+"""Batches over which the model's rank correlation is averaged, where a preset judges by batch."""
 
 
 class Surrogate:
     """One regression model over all workloads of a run. A function of what it observed."""
 
-    def __init__(self, states: Sequence[State], kind: str, seed: int, threads: int) -> None:
-        self._states = states
+    def __init__(
+        self,
+        states: Sequence[State],
+        kind: str,
+        seed: int,
+        threads: int,
+        preset: Preset = REVISIONS[REVISION],
+    ) -> None:
+        self._states, self._preset = states, preset
         self._table = FeatureTable([state.space for state in states])
-        self._make: Callable[[], Model] = lambda: MODELS[kind](seed, threads)
+        self._make: Callable[[], Model] = lambda: MODELS[kind](seed, threads, preset.trees)
         self._model: Model | None = None
         self._rows: list[list[Features]] = [[] for _ in states]
         self._count = 0
+        self._columns: NDArray[np.int64] | None = None
         self._judged: list[float] = []
+        self._pairs: list[tuple[float, float]] = []
         self.fitted_on = 0
         self.last_correlation: float | None = None
         self.last_recall: float | None = None
@@ -55,6 +62,7 @@ class Surrogate:
         self.last_correlation = rank_correlation(guess, actual)
         self.last_recall = top_recall(guess, actual)
         self._judged.append(self.last_correlation or 0.0)
+        self._pairs += zip(guess.tolist(), actual.tolist(), strict=True)
 
     def learn(self, which: int, observed: Sequence[Observation]) -> None:
         """Adds a batch's outcomes to the data (the next `predict` may refit)."""
@@ -66,9 +74,12 @@ class Surrogate:
     def ready(self) -> bool:
         """Refits when the data grew enough; whether there is a model at all."""
         usable = any(state.best_us is not None for state in self._states)
-        if self._count >= max(MINIMUM_ROWS, GROWTH * self.fitted_on) and usable:
+        if self._count >= max(MINIMUM_ROWS, self._preset.growth * self.fitted_on) and usable:
             features = np.concatenate([block for rows in self._rows for block in rows])
             scores = np.concatenate([s.throughput for s in self._states])
+            if not self._preset.all_columns:
+                self._columns = varying(features)
+                features = features[:, self._columns]
             self._model = self._make()
             self._model.fit(features, scores)
             self.fitted_on = self._count
@@ -77,13 +88,21 @@ class Surrogate:
     def predict(self, which: int, points: Points) -> NDArray[np.float32]:
         """Predicted normalised throughput; `ready` must have said yes."""
         assert self._model is not None
-        return self._model.predict(self._table.encode(which, points))
+        features = self._table.encode(which, points)
+        return self._model.predict(
+            features if self._columns is None else features[:, self._columns]
+        )
 
     @property
     def trusted(self) -> bool:
         """Whether recent predictions ranked well enough to be followed."""
+        if count := self._preset.judged:
+            pairs = np.array(self._pairs[-count:])
+            if len(pairs) < count:
+                return True
+            return (rank_correlation(pairs[:, 0], pairs[:, 1]) or 0.0) >= self._preset.trusted
         recent = self._judged[-RECENT:]
-        return not recent or sum(recent) / len(recent) >= TRUSTED_CORRELATION
+        return not recent or sum(recent) / len(recent) >= self._preset.trusted
 
     def report(self, random_share: float) -> ModelReport:
         """What goes into the batch record."""
@@ -93,6 +112,14 @@ class Surrogate:
             top_recall=self.last_recall,
             random_share=random_share,
         )
+
+
+def varying(features: Features) -> NDArray[np.int64]:
+    """Columns with more than one value; all of them when there is none."""
+    first = features[:1]
+    same = (features == first) | (np.isnan(features) & np.isnan(first))
+    found = np.flatnonzero(~same.all(axis=0))
+    return found if len(found) else np.arange(features.shape[1])
 
 
 def _rounded(value: float | None) -> float | None:

@@ -139,7 +139,7 @@ def _run(session: Session, measurer: Measurer, stop: Stopper, view: View, path: 
     view.started(session)
     decided: dict[str, int] = {}
     try:
-        reason = run_batches(session, measurer, stop, view)
+        reason = _paced_batches(session, measurer, stop, view)
         for i, text in enumerate(session.header.workloads):
             final = session.decided.get(text) or hold_finals(
                 session, measurer, i, stop.final_deadline(i)
@@ -163,16 +163,29 @@ def _run(session: Session, measurer: Measurer, stop: Stopper, view: View, path: 
     )  # fmt: skip
 
 
+def _paced_batches(session: Session, measurer: Measurer, stop: Stopper, view: View) -> str:
+    """The loop, with its wall time and how much of it the device had nothing to run."""
+    begin, busy = time.monotonic(), measurer.busy_seconds()
+    try:
+        return run_batches(session, measurer, stop, view)
+    finally:
+        loop = time.monotonic() - begin
+        session.pace = {"loop": loop, "idle": max(loop - (measurer.busy_seconds() - busy), 0.0)}
+
+
 def _seconds(session: Session, stop: Stopper) -> dict[str, float]:
     """Wall time of this session, and what was spent on each stage (builds overlap).
 
-    `wall` counts from the first batch; `prepare` is what went before it.
+    `wall` counts from the first batch to the end of the finals; `prepare` is what went before it,
+    `loop` the part without finals, and `idle` how long of that the device had nothing to run
+    (the mean over several devices).
     """
     spent = {
         "wall": time.monotonic() - stop.begun, "prepare": stop.begun - stop.started,
         "search": session.search_seconds,
     }  # fmt: skip
-    return {name: round(value, 3) for name, value in (spent | session.spent).items()}
+    spent |= session.pace | session.spent
+    return {name: round(value, 3) for name, value in spent.items()}
 
 
 def _header(
@@ -183,7 +196,7 @@ def _header(
     warm: dict[str, tuple[WarmStart, ...]],
     measurer: Measurer,
 ) -> RunRecord:
-    spaces = [space_of(workload, target) for workload in workloads]
+    spaces = [space_of(workload, target, settings.family) for workload in workloads]
     bounds: dict[str, Bound] = {w.dtype: measurer.bound(w.dtype) for w in workloads}
     vendor = {str(w): us for w in workloads if (us := measurer.vendor_us(w)) is not None}
     return RunRecord(

@@ -34,7 +34,7 @@ typedef struct {
 } kt_epilogue;
 
 /* Operands after A and B, in the order bias, residual, scale, shift, C, each only if present; returns C. */
-static inline kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
+KT_INLINE kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
     *e = (kt_epilogue){NULL, NULL, NULL, NULL};
 #if KT_HAS_BIAS
     e->bias = *args++;

@@ -1,8 +1,9 @@
-// Three ways from the accumulators of mma.sync to C, with the epilogue on the way. Comes after a kernel file has defined its
-// warp's tile (M_TILES x N_TILES of 16 x 8, WARP_N columns, ACCS accumulators a lane), CHECK_M, CHECK_N and SLAB_STRIDE.
+// Three ways from the accumulators of mma.sync to C, with the epilogue on the way, and the end of a kernel on mma.sync that
+// takes one of them. Comes after a kernel file has defined `Rows`: which rows of C a tile has (KT_M or more: none).
 #ifndef KT_MMA_STORE_CUH
 #define KT_MMA_STORE_CUH
 
+#include "mma_loop.cuh"
 #include "split_k.cuh"
 
 constexpr int PAIR = kt_min(C_GROUP, 2); // neighbours that a lane may store at once as they lie
@@ -10,8 +11,9 @@ constexpr int PAIR = kt_min(C_GROUP, 2); // neighbours that a lane may store at 
 struct kt_out {
     kt_output *c;
     kt_epilogue epilogue;
-    u64 index;       // of the batch's C
-    u32 row, column; // of the warp's tile in C
+    u64 index;       // of the batch's C; rows are C_LD apart
+    Rows rows;       // of the CTA's tile
+    u32 row, column; // of the warp's tile: among those rows, in C
 };
 
 // COUNT neighbours of each pair, as the accumulators lie: finished into C, or as they are into the sums of split-K.
@@ -28,9 +30,9 @@ KT_DEVICE void kt_store_direct(const kt_acc (&acc)[ACCS], const kt_out &out, u32
             for (int i = 0; i < M_TILES; i++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    const u32 row = out.row + 16 * i + 8 * h + lane / 4;
+                    const u32 row = out.rows[out.row + 16 * i + 8 * h + lane / 4];
                     if (CHECK_M && row >= KT_M) continue;
-                    const u64 index = out.index + (u64)row * KT_N + column;
+                    const u64 index = out.index + (u64)row * C_LD + column;
                     kt_acc sum[COUNT];
 #pragma unroll
                     for (int g = 0; g < COUNT; g++) sum[g] = acc[4 * (i * N_TILES + j) + 2 * h + e + g];
@@ -85,8 +87,8 @@ KT_DEVICE void kt_store_wide(const kt_acc (&acc)[ACCS], const kt_out &out, u32 l
         for (int i = 0; i < M_TILES; i++)
 #pragma unroll
             for (int h = 0; h < 2; h++) {
-                const u32 row = out.row + 16 * i + 8 * h + lane / 4;
-                const u64 index = out.index + (u64)row * KT_N + column;
+                const u32 row = out.rows[out.row + 16 * i + 8 * h + lane / 4];
+                const u64 index = out.index + (u64)row * C_LD + column;
                 const bool inside = row < KT_M && column < KT_N;
                 kt_words<4> w, residual = {};
                 if (KT_HAS_RESIDUAL) {
@@ -127,16 +129,42 @@ KT_DEVICE void kt_store_staged(const kt_acc (&acc)[ACCS], const kt_out &out, u32
         __syncwarp();
 #pragma unroll 4
         for (int first = 0; first < GROUPS; first += 32) {
-            const u32 group = first + lane, row = group / PER_ROW;
+            const u32 group = first + lane, own_row = group / PER_ROW, row = out.rows[out.row + 16 * i + own_row];
             const u32 local = (32 % PER_ROW == 0 ? lane : group) % PER_ROW * C_GROUP, column = out.column + local;
-            if ((GROUPS % 32 && group >= GROUPS) || out.row + 16 * i + row >= KT_M || column >= KT_N) continue;
+            if ((GROUPS % 32 && group >= GROUPS) || row >= KT_M || column >= KT_N) continue;
             kt_acc sum[C_GROUP];
 #pragma unroll
-            for (int e = 0; e < C_GROUP; e++) sum[e] = slab[row * SLAB_STRIDE + local + e];
-            kt_finish_and_store<C_GROUP>(out.c, out.index + (u64)(out.row + 16 * i + row) * KT_N + column, sum,
+            for (int e = 0; e < C_GROUP; e++) sum[e] = slab[own_row * SLAB_STRIDE + local + e];
+            kt_finish_and_store<C_GROUP>(out.c, out.index + (u64)row * C_LD + column, sum,
                                          kt_load_columns<C_GROUP>(out.epilogue, column, true), out.epilogue);
         }
     }
+}
+
+// What comes after the loop: the sums of all warps and splits meet, and their last holder finishes the tile of C.
+template <class Splits>
+KT_DEVICE void kt_finish_tile(const kt_accumulators &sums, kt_output *c, const kt_epilogue &epilogue, Rows rows, const kt_share &share,
+                              const kt_worker &me, u8 *workspace) {
+    const u32 warp_m = me.warp % WARPS_MN / KT_WARPS_N, warp_n = me.warp % KT_WARPS_N;
+    kt_acc acc[ACCS];
+    sums.take(acc);
+    if (KT_WARPS_K > 1) kt_join_warps(acc, me.group, me.owner, kt_shared);
+    const kt_epilogue columns = C_BATCH_IN_ROWS ? kt_columns_from(epilogue, share.batch * KT_N) : epilogue;
+    const kt_out out = {c, columns, share.batch * (u64)C_BATCH, rows, warp_m * WARP_M, share.n + warp_n * WARP_N};
+    if (SPLIT_BY_KERNEL) {
+        if (me.group == 0) kt_store_direct<PAIR, true>(acc, out, me.lane, workspace, share.split);
+        return;
+    }
+    if constexpr (SPLIT_IN_KERNEL) {
+        const u32 tile = share.batch * BLOCKS + share.tile, owner = me.group == 0 ? me.owner : OWNERS;
+        if (!kt_join_splits<ACCS, OWNERS, Splits>(acc, workspace, tile, share.split, owner)) return;
+    }
+    if (KT_STORE == KT_STORE_STAGED) __syncthreads(); // the last use of the ring
+    if (me.group != 0) return;
+    if (KT_STORE == KT_STORE_DIRECT) kt_store_direct<PAIR, false>(acc, out, me.lane, workspace, share.split);
+    if (KT_STORE == KT_STORE_WIDE) kt_store_wide(acc, out, me.lane);
+    if (KT_STORE == KT_STORE_STAGED)
+        kt_store_staged(acc, out, me.lane, (kt_acc *)kt_shared + me.warp % WARPS_MN * 16 * SLAB_STRIDE);
 }
 
 #endif

@@ -22,14 +22,19 @@
 #ifndef KT_TRANS_B
 #define KT_TRANS_B 0 /* 1: B is stored [N, K] */
 #endif
+#ifndef KT_BATCH_IN_ROWS
+#define KT_BATCH_IN_ROWS 0 /* 1: the columns of all batches lie side by side in a row of C */
+#endif
 #ifndef KT_DESCRIBE
 #define KT_DESCRIBE "{}"
 #endif
 
 // "K-major": neighbours along k are neighbours in memory. The other way is called M-major or N-major.
-constexpr bool A_K_MAJOR = !KT_TRANS_A, B_K_MAJOR = KT_TRANS_B;
-constexpr i64 A_LD = A_K_MAJOR ? KT_K : KT_M, B_LD = B_K_MAJOR ? KT_K : KT_N; // elements from row to row in memory
+[[maybe_unused]] constexpr bool A_K_MAJOR = !KT_TRANS_A, B_K_MAJOR = KT_TRANS_B;
+[[maybe_unused]] constexpr i64 A_LD = A_K_MAJOR ? KT_K : KT_M, B_LD = B_K_MAJOR ? KT_K : KT_N; // elements from row to row in memory
 constexpr i64 C_ELEMENTS = (i64)KT_M * KT_N; // of one batch
+constexpr bool C_BATCH_IN_ROWS = KT_BATCH_IN_ROWS;
+[[maybe_unused]] constexpr i64 C_LD = C_BATCH_IN_ROWS ? (i64)KT_BATCH * KT_N : KT_N, C_BATCH = C_BATCH_IN_ROWS ? KT_N : C_ELEMENTS;
 
 // Outputs in one access of at most 16 bytes that every row of C allows.
 constexpr int C_GROUP = kt_alignment((i64)KT_N * OUTPUT_BYTES, 16) / OUTPUT_BYTES;

@@ -82,14 +82,14 @@ template <int HINT> KT_DEVICE u64 kt_cache_policy() {
 }
 
 // BYTES (4, 8 or 16) from global to shared memory without registers; the first `valid` are read, the rest are zeros.
-// L2 fetches PREFETCH bytes (0, 128 or 256) around them. There is no variant with a cache policy: ptxas 13.0 makes illegal
+// L2 fetches PREFETCH bytes (0, 128 or 256) around them; only copies of 16 bytes can go past L1. There is no variant with a cache policy: ptxas 13.0 makes illegal
 // instructions of it where a uniform register is part of the shared address (seen on sm_90a; fixed in ptxas 13.4).
-template <int BYTES, int PREFETCH> KT_DEVICE void kt_copy_async(u32 to, const void *from, u32 valid) {
-    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
+template <int BYTES, int PREFETCH, bool BY_L1 = BYTES != 16> KT_DEVICE void kt_copy_async(u32 to, const void *from, u32 valid) {
+    static_assert(BYTES == 16 || (BY_L1 && (BYTES == 4 || BYTES == 8)), "cp.async copies 4, 8 or 16 bytes");
     static_assert(PREFETCH == 0 || PREFETCH == 128 || PREFETCH == 256, "bytes that L2 fetches");
 #define KT_COPY_ASYNC(kind)                                                                                                         \
     asm volatile("cp.async." kind " [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(valid) : "memory")
-    if (BYTES == 16) { // past L1
+    if (!BY_L1) {
         if (PREFETCH == 0) KT_COPY_ASYNC("cg.shared.global");
         if (PREFETCH == 128) KT_COPY_ASYNC("cg.shared.global.L2::128B");
         if (PREFETCH == 256) KT_COPY_ASYNC("cg.shared.global.L2::256B");
@@ -149,6 +149,25 @@ KT_DEVICE void kt_mma_int8(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+// ---- between kernels: programmatic dependent launch (sm_90 and later)
+//
+// A kernel launched so may start while the one before it in the stream ends. Until kt_await_previous() it must neither
+// read nor write memory that another kernel may use; bringing lines into L2 is harmless, because that cache is coherent.
+
+#ifndef KT_EARLY
+#define KT_EARLY 0 /* 1: launched with programmatic stream serialisation */
+#endif
+
+// From here on the next kernel may start where there is room for it.
+KT_DEVICE void kt_release_next() {
+    if (KT_EARLY) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+// Everything that the kernels before this one wrote is there.
+KT_DEVICE void kt_await_previous() {
+    if (KT_EARLY) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+KT_DEVICE void kt_prefetch_l2(const void *line) { asm volatile("prefetch.global.L2 [%0];" ::"l"(line)); }
 
 // ---- between CTAs
 

@@ -140,7 +140,7 @@ KT_DEVICE void kt_reduce_partials(const kt_epilogue &e, kt_output *c, const u8 *
         for (int i = 0; i < C_GROUP; i += STEP)
             kt_add_acc_words<STEP>(sum + i, kt_load_words<STEP * ACC_BYTES / 4>(from + s * PART + i));
     }
-    kt_finish_and_store<C_GROUP>(c, index, sum, kt_load_columns<C_GROUP>(e, (u32)(index % KT_N), true), e);
+    kt_finish_and_store<C_GROUP>(c, index, sum, kt_load_columns<C_GROUP>(e, (u32)(index % C_LD), true), e);
 }
 
 #if KT_SPLIT_K > 1 && KT_SPLIT_MODE == KT_SPLIT_KERNEL
@@ -149,6 +149,8 @@ static_assert(REDUCE_BLOCKS < 1ull << 31, "grid");
 
 extern "C" __global__ void __launch_bounds__(REDUCE_THREADS) kt_reduce(KT_PARAMETERS) {
     (void)a, (void)b;
+    kt_release_next();
+    kt_await_previous();
     kt_reduce_partials(KT_EPILOGUE_OPERANDS, c, workspace);
 }
 #endif

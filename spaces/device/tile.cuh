@@ -12,7 +12,7 @@
 template <int OUTER, int INNER_BYTES, bool SWIZZLED, int PAD> struct kt_tile_layout {
     static constexpr int CHUNKS = INNER_BYTES / 16;
     static constexpr int STRIDE = INNER_BYTES + (SWIZZLED ? 0 : PAD);
-    static constexpr int BYTES = kt_round_up(OUTER * STRIDE, 128);
+    static constexpr int BYTES = kt_round_up(OUTER * STRIDE, 128), RESIDENT_BYTES = 0;
     static_assert(INNER_BYTES % 16 == 0, "rows are made of chunks");
 
     // The same for rows 8 apart.
@@ -78,9 +78,10 @@ struct kt_tile_copy {
 };
 
 // One warp's WARP_ROWS rows (of m or n) of a tile as operands of the matrix instructions: blocks of 16 rows by 32 bytes
-// of k. Of block i, x[i][0] and x[i][1] are its first and last 8 rows in the first half of k, x[i][2], x[i][3] in the
-// second half. When WARP_ROWS is an odd multiple of 8, the last block repeats its first rows.
-template <class Layout, bool K_MAJOR, int WARP_ROWS> struct kt_fragments {
+// of k. Of block i, x[i][j] are its first or last 8 rows in the first or second half of k: the left operand (a) wants them
+// by halves of k, j = rows + 2 * k, the right one (b) by rows, j = k + 2 * rows, so that what one instruction takes lies in
+// neighbouring registers. When WARP_ROWS is an odd multiple of 8, the last block repeats its first rows.
+template <class Layout, bool K_MAJOR, int WARP_ROWS, bool RIGHT> struct kt_fragments {
     static constexpr int BLOCKS = kt_ceil_div(WARP_ROWS, 16), STEP_ROWS = 32 / ELEMENT_BYTES;
     static constexpr bool ODD = WARP_ROWS % 16 != 0, BY_WORDS = !K_MAJOR && ELEMENT_BYTES == 4;
     static_assert(K_MAJOR || ELEMENT_BYTES != 1, "no instruction transposes bytes");
@@ -89,7 +90,8 @@ template <class Layout, bool K_MAJOR, int WARP_ROWS> struct kt_fragments {
     u32 at[ADDRESSES]; // K-major: first block, last block, chunk
 
     KT_DEVICE kt_fragments(u32 lane, u32 first_row, u32 first_step) {
-        const u32 r = lane % 8, high = lane / 8 % 2, second = lane / 16;
+        const u32 r = lane % 8, low = lane / 8 % 2, top = lane / 16; // bits of j
+        const u32 high = RIGHT ? top : low, second = RIGHT ? low : top;
         if constexpr (K_MAJOR) {
             const u32 last_high = ODD ? 0 : high;
             at[0] = (first_row + high * 8 + r) * Layout::STRIDE;
@@ -105,6 +107,7 @@ template <class Layout, bool K_MAJOR, int WARP_ROWS> struct kt_fragments {
         }
     }
 
+    KT_DEVICE void next() {} // the next tile comes; it lies where `load` is told
     KT_DEVICE void load(u32 (&x)[BLOCKS][4], u32 tile, int step) const {
 #pragma unroll
         for (int i = 0; i < BLOCKS; i++) {
@@ -114,9 +117,10 @@ template <class Layout, bool K_MAJOR, int WARP_ROWS> struct kt_fragments {
             } else if constexpr (BY_WORDS) {
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const bool repeat = ODD && i == BLOCKS - 1 && j % 2;
-                    const int k = step * STEP_ROWS + j / 2 * 4, row = i * 16 + j % 2 * 8;
-                    x[i][j] = repeat ? x[i][j - 1] : kt_shared_load(tile + at[0] + k * Layout::STRIDE + row * 4);
+                    const int high = RIGHT ? j / 2 : j % 2, second = RIGHT ? j % 2 : j / 2;
+                    const bool repeat = ODD && i == BLOCKS - 1 && high;
+                    const int k = step * STEP_ROWS + second * 4, row = i * 16 + high * 8;
+                    x[i][j] = repeat ? x[i][RIGHT ? j - 2 : j - 1] : kt_shared_load(tile + at[0] + k * Layout::STRIDE + row * 4);
                 }
             } else {
                 kt_ldmatrix<true>(x[i], tile + at[i] + step * STEP_ROWS * Layout::STRIDE);

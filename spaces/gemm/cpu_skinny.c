@@ -7,39 +7,15 @@
  * Nothing is packed, except a small operand that the dot products need contiguous. Work is cut into blocks of the long
  * extent and slices of k; threads take equal runs of them.
  */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* sched_getcpu and thread affinity */
-#endif
-#include <pthread.h>
-#include <sched.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
+#include "cpu_problem.h"
 
-#include "cpu_pool.h"
-#include "cpu_isa.h"
-#include "cpu_epilogue.h"
-#include "cpu_reduce.h"
-
-/* Workload */
 #ifndef KT_M
 #define KT_M 1
 #endif
 #ifndef KT_N
 #define KT_N 4096
 #endif
-#ifndef KT_K
-#define KT_K 4096
-#endif
-#ifndef KT_BATCH
-#define KT_BATCH 1
-#endif
-#ifndef KT_TRANS_A
-#define KT_TRANS_A 0
-#endif
-#ifndef KT_TRANS_B
-#define KT_TRANS_B 0
-#endif
+#include "cpu_gemm.h"
 
 /* tile */
 #ifndef KT_BLOCK
@@ -56,12 +32,6 @@
 #ifndef KT_SLICES
 #define KT_SLICES 1 /* parts of k, summed after a barrier */
 #endif
-
-#ifndef KT_DESCRIBE
-#define KT_DESCRIBE "{}"
-#endif
-
-#define KT_CEIL_DIV(a, b) (((a) + (b) - 1) / (b))
 
 /* 1: N is the tiny extent, and A streams. */
 #define KT_SWAP (KT_N < KT_M)
@@ -87,11 +57,9 @@ enum {
     STREAM_ROW = KT_DOT ? KT_K : KT_LONG,
 };
 
-#define KT_ROUND_UP(bytes) (((bytes) + 255) / 256 * 256)
 #define KT_SMALL_BYTES KT_ROUND_UP(PACK_SMALL ? (size_t)KT_TINY * KT_K * sizeof(kt_real) : 0)
 #define KT_SUMS_BYTES KT_ROUND_UP((size_t)KT_TINY * KT_BLOCK * sizeof(kt_real))
 #define KT_THREAD_BYTES (KT_SMALL_BYTES + KT_SUMS_BYTES)
-#define KT_C_ELEMENTS ((size_t)KT_BATCH * KT_M * KT_N)
 
 typedef struct {
     const kt_real *stream, *small;
@@ -223,8 +191,6 @@ static void kt_run_thread(void *context, int thread, int threads) {
 }
 
 size_t kt_workspace_bytes(void) { return KT_THREADS * KT_THREAD_BYTES + (KT_SLICES - 1) * KT_C_ELEMENTS * sizeof(kt_real); }
-
-const char *kt_describe(void) { return KT_DESCRIBE; }
 
 int kt_launch(void *const *args, void *workspace) {
     kt_problem p = {.stream = args[KT_SWAP ? 0 : 1], .small = args[KT_SWAP ? 1 : 0], .workspace = workspace};

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kt.spaces.cpu import cpu_defines, lanes, refuses_cpu, thread_counts
 from kt.spaces.family import Columns, Family, Rule
-from kt.spaces.gemm.cpu import cpu_defines, lanes, refuses_cpu_gemm, thread_counts
+from kt.spaces.gemm.cpu import gemm_defines
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Knob, Ordinal
 from kt.spaces.target import Target
@@ -47,7 +48,7 @@ class GemmCpuSkinny(Family):
     }
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
-        why = refuses_cpu_gemm(workload, target)
+        why = refuses_cpu(workload, target, Gemm)
         if why or not isinstance(workload, Gemm):
             return why
         tiny, limit = _extents(workload)[0], min(_TINY, target.vector_registers - 4)
@@ -62,7 +63,7 @@ class GemmCpuSkinny(Family):
             Ordinal("tile", "block", (*blocks, long) if long <= 2 * _BLOCKS[-1] else (*blocks,)),
             Ordinal("unroll", "streams", _STREAMS),
             Ordinal("unroll", "vectors", (1, 2, 4, 8)),
-            Ordinal("map", "threads", thread_counts(workload, target)),
+            Ordinal("map", "threads", thread_counts(workload.flops, target)),
             Ordinal("map", "slices", tuple(slices) or (1,)),
         )
 
@@ -121,7 +122,7 @@ class GemmCpuSkinny(Family):
         size = DTYPE_BYTES[w.dtype]
         items = w.batch * -(-long // v["block"]) * v["slices"]
         rounds = -(-items // v["threads"])
-        width = v["vectors"] * lanes(w, target) if not _by_dots(w) else v["streams"]
+        width = v["vectors"] * lanes(w.dtype, target) if not _by_dots(w) else v["streams"]
         return {
             "sums_l1": tiny * v["block"] * size / target.l1_bytes,
             "registers": _registers(w, v["streams"], v["vectors"]).astype(np.float64),
@@ -135,6 +136,7 @@ class GemmCpuSkinny(Family):
         assert isinstance(workload, Gemm)
         defines: dict[str, int | str] = {
             **cpu_defines(workload, target),
+            **gemm_defines(workload),
             "KT_BLOCK": int(theta.tile["block"]),
             "KT_STREAMS": int(theta.unroll["streams"]),
             "KT_VECTORS": int(theta.unroll["vectors"]),

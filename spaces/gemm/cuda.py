@@ -1,4 +1,4 @@
-"""What the CUDA GEMM families share: the stub of the workload, split-K, raster, occupancy."""
+"""What CUDA kernels of matrix products share: the stub of the product, split-K, raster."""
 
 from __future__ import annotations
 
@@ -7,52 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kt.spaces.cuda import (
+    MAX_BLOCKS,
+    Floats,
+    acc_bytes,
+    alignment,
+    ceil_div,
+    epilogue_defines,
+    output_bytes,
+    refuses_cuda,
+    round_up,
+    rule,
+)
 from kt.spaces.family import Columns, Rule
 from kt.spaces.kernel import Launch
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
-from kt.spaces.workload import DTYPE_BYTES, Gemm, Workload
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-OLDEST = 80
-"""cp.async and the matrix instructions used here begin with sm_80."""
-MAX_REGISTERS = 255
-MAX_THREADS = 1024
-MAX_BLOCKS = 2**31 - 1
-CTA_SHARED_BYTES = 1024
-"""Shared memory that the system takes of every CTA."""
-VECTOR = 16
-"""Bytes of the widest memory access."""
+from kt.spaces.workload import Gemm, Workload
 
 SPLIT_K = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
 SPLIT_MODES = ("last", "atomic", "kernel")
 GROUPS = (1, 2, 4, 8, 16, 32)
-HINTS = ("none", "first", "last")
 _SPLIT_WAVES = 4
 """A product with this many waves of tiles keeps the device busy without split-K."""
-
-
-def ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
-def round_up(a: Any, b: Any) -> Any:
-    return ceil_div(a, b) * b
-
-
-def alignment(size: int, most: int = VECTOR) -> int:
-    """The largest power of two, at most `most`, that divides `size`."""
-    return min(size & -size, most)
-
-
-def sm_version(target: Target) -> int:
-    """80 for sm_80, 90 for sm_90a."""
-    return int("".join(c for c in target.arch if c.isdigit()))
 
 
 def refuses_cuda_gemm(
@@ -61,29 +39,13 @@ def refuses_cuda_gemm(
     """Why a CUDA GEMM family for `dtypes` cannot serve the workload, or None."""
     if not isinstance(workload, Gemm) or target.kind != "cuda":
         return "serves gemm on CUDA"
-    if sm_version(target) < OLDEST:
-        return f"needs sm_{OLDEST} or later, {target.name} is {target.arch}"
-    if workload.dtype not in dtypes:
-        return f"{reach} {', '.join(dtypes)}, not {workload.dtype}"
-    return None
+    return refuses_cuda(workload, target, dtypes, reach)
 
 
 def as_gemm(workload: Workload) -> Gemm:
     """The workload of a family that has not refused it."""
     assert isinstance(workload, Gemm)
     return workload
-
-
-def element_bytes(w: Gemm) -> int:
-    return DTYPE_BYTES[w.dtype]
-
-
-def acc_bytes(w: Gemm) -> int:
-    return 8 if w.dtype == "fp64" else 4
-
-
-def output_bytes(w: Gemm) -> int:
-    return DTYPE_BYTES[w.out_dtype]
 
 
 def output_group(w: Gemm) -> int:
@@ -93,30 +55,12 @@ def output_group(w: Gemm) -> int:
 
 def problem_defines(w: Gemm) -> dict[str, int | str]:
     """The stub's lines that say what is computed."""
-    ops = w.epilogue
     return {
         "KT_DTYPE": f"KT_{w.dtype.upper()}",
         "KT_M": w.m, "KT_N": w.n, "KT_K": w.k, "KT_BATCH": w.batch,
         "KT_TRANS_A": int(w.layout[0] == "t"), "KT_TRANS_B": int(w.layout[1] == "t"),
-        "KT_HAS_EPILOGUE": int(bool(ops)),
-        "KT_EPILOGUE": " ".join(f"KT_OP_{op.upper()}" for op in ops),
-        **{f"KT_HAS_{op.upper()}": int(op in ops) for op in ("bias", "residual", "scale")},
+        **epilogue_defines(w),
     }  # fmt: skip
-
-
-# -- rules ----------------------------------------------------------------------------------
-
-
-def rule(name: str, ok: Callable[[Columns], Any], why: str | Callable[[Any], str]) -> Rule:
-    """A rule whose reason is a text, or a function of the point's values."""
-    text = why if callable(why) else lambda _: why
-    return Rule(name, lambda v: np.asarray(ok(v), dtype=bool), text)
-
-
-def is_legal(rules: Sequence[Rule], values: Mapping[str, Any]) -> bool:
-    """Whether the values of one θ break no rule."""
-    columns = {name: np.array([value]) for name, value in values.items()}
-    return all(bool(r.ok(columns)[0]) for r in rules)
 
 
 # -- split-K --------------------------------------------------------------------------------
@@ -207,11 +151,11 @@ def split_defines(values: Mapping[str, Any]) -> dict[str, int | str]:
     }
 
 
-def reduce_launch(w: Gemm) -> Launch:
+def reduce_launch(w: Gemm, early: bool = False) -> Launch:
     """The kernel that adds the sums of all splits."""
     threads = 128
     blocks = ceil_div(w.batch * w.m * w.n, output_group(w) * threads)
-    return Launch("kt_reduce", (blocks, 1, 1), (threads, 1, 1))
+    return Launch("kt_reduce", (blocks, 1, 1), (threads, 1, 1), early=early)
 
 
 # -- raster ---------------------------------------------------------------------------------
@@ -265,62 +209,4 @@ def wave_footprint(
     along = ceil_div(np.maximum(np.minimum(at_once, m_blocks * n_blocks), 1), across)
     rows, columns = np.where(by_m, across, along), np.where(by_m, along, across)
     found: Floats = (rows * bm + columns * bn).astype(np.float64)
-    return found
-
-
-# -- residency ------------------------------------------------------------------------------
-
-
-def register_limit(target: Target, threads: Any, blocks: Any) -> Any:
-    """Registers that the compiler may give a thread when `blocks` CTAs must fit one SM."""
-    limit = target.registers_sm // (threads * blocks) // 8 * 8
-    return np.minimum(limit, MAX_REGISTERS)
-
-
-def residency_rules(
-    target: Target,
-    threads: Callable[[Columns], Any],
-    shared: Callable[[Columns], Any],
-    registers: Callable[[Columns], Any],
-) -> list[Rule]:
-    """CTAs must fit the SM as often as knob `blocks` promises, without spilling."""
-
-    def limit(v: Any) -> Any:
-        return register_limit(target, threads(v), v["blocks"])
-
-    def shared_limit(v: Any) -> Any:
-        each = target.shared_bytes_sm // v["blocks"] - CTA_SHARED_BYTES
-        return np.minimum(each, target.shared_bytes)
-
-    return [
-        rule(
-            "shared",
-            lambda v: shared(v) <= shared_limit(v),
-            lambda v: (
-                f"shared memory {int(shared(v))} B exceeds {int(shared_limit(v))} B of "
-                f"{target.arch} with {v['blocks']} CTAs an SM"
-            ),
-        ),
-        rule(
-            "threads",
-            lambda v: threads(v) * v["blocks"] <= target.threads_sm,
-            lambda v: f"{int(threads(v) * v['blocks'])} threads exceed {target.threads_sm} an SM",
-        ),
-        rule(
-            "registers",
-            lambda v: registers(v) <= limit(v),
-            lambda v: f"about {int(registers(v))} registers a thread exceed {int(limit(v))}",
-        ),
-    ]
-
-
-def occupancy(target: Target, threads: Any, shared: Any, registers: Any) -> Ints:
-    """CTAs that one SM holds."""
-    by_shared = target.shared_bytes_sm // (shared + CTA_SHARED_BYTES)
-    by_registers = target.registers_sm // (
-        round_up(np.minimum(registers, MAX_REGISTERS), 8) * threads
-    )
-    found: Ints = np.clip(
-        np.minimum(np.minimum(by_shared, by_registers), target.threads_sm // threads), 1, 32
-    )
     return found

@@ -4,54 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
+from kt.spaces.cuda import Floats
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, expand, stub
-from kt.spaces.knob import Categorical, Knob, Ordinal
+from kt.spaces.knob import Categorical, Knob
 from kt.spaces.target import Target
 from kt.spaces.theta import Theta, Value
 from kt.spaces.workload import Gemm, Workload
 
-from .cuda import (
-    Floats,
-    as_gemm,
-    ceil_div,
-    element_bytes,
-    most_splits,
-    occupancy,
-    output_bytes,
-    output_group,
-    problem_defines,
-    raster_defines,
-    raster_knobs,
-    raster_rules,
-    refuses_cuda_gemm,
-    register_limit,
-    residency_rules,
-    round_up,
-    rule,
-    split_defines,
-    split_knobs,
-    split_rules,
-    split_traffic,
-    split_waves_rule,
-    wave_footprint,
-)
+from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
 from .mma_default import default_values
 from .mma_plan import Plan, operands
-
-_BLOCK = (16, 32, 48, 64, 96, 128, 160, 192, 256)
-_BLOCK_K_BYTES = (32, 64, 128, 256)
-_STAGES = (2, 3, 4, 5, 6, 8, 10)
-_WARPS = 8
-_PREFETCH = (0, 128, 256)
-_STORES = ("direct", "wide", "staged")
-_COPY_BYTES = {"async16": 16, "async8": 8, "async4": 4, "shift": 0, "repack": 16}
-_MOST_PIECES = 32
-"""Copies of one operand that a thread may start for a tile: more cost more than the math."""
+from .mma_tiles import LAYOUTS, tile_defines, tile_features, tile_knobs, tile_rules
 
 
 class GemmMma(Family):
@@ -68,197 +33,45 @@ class GemmMma(Family):
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
         w = as_gemm(workload)
         a, b = operands(w)
-        bms, bns = _blocks(w.m), _blocks(w.n)
-        bks = _block_ks(w)
-        grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
-        k_tiles = ceil_div(w.k, bks[0])
         by_words_only = a.by_words and b.by_words
-        return [
-            Ordinal("tile", "bm", bms),
-            Ordinal("tile", "bn", bns),
-            Ordinal("tile", "bk", bks),
-            Ordinal("mem", "stages", tuple(s for s in _STAGES if s == 2 or s <= k_tiles + 1)),
-            Categorical("mem", "layout", ("padded",) if by_words_only else ("swizzle", "padded")),
+        copies = [
             Categorical("mem", "copy_a", a.copies),
             Categorical("mem", "copy_b", b.copies),
-            Ordinal("mem", "prefetch", _PREFETCH),
-            Categorical("mem", "store", _stores(w)),
-            *raster_knobs(ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0])),
-            *split_knobs(most_splits(k_tiles, grid, target)),
-            Ordinal("unroll", "fragments", (1, 2)),
-            Ordinal("unroll", "k", (1, 2, 4)),
-            Ordinal("map", "warps_m", (1, 2, 4, 8)),
-            Ordinal("map", "warps_n", (1, 2, 4, 8)),
-            Ordinal("map", "warps_k", (1, 2, 4)),
-            Ordinal("map", "blocks", (1, 2, 3, 4)),
-            Categorical("sync", "stagger", (False, True)),
         ]
+        return tile_knobs(w, target, copies, ("padded",) if by_words_only else LAYOUTS)
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_gemm(workload)
-
-        def plan(v: Any) -> Plan:
-            return Plan(w, v)
-
-        return [
-            rule(
-                "warps",
-                lambda v: plan(v).threads <= 32 * _WARPS,
-                lambda v: f"{plan(v).threads // 32} warps exceed {_WARPS}",
-            ),
-            rule(
-                "warp-tile",
-                lambda v: (
-                    (v["bm"] % (16 * v["warps_m"]) == 0) & (v["bn"] % (8 * v["warps_n"]) == 0)
-                ),
-                lambda v: (
-                    f"{v['warps_m']} x {v['warps_n']} warps do not divide {v['bm']} x {v['bn']} "
-                    "into tiles of 16 x 8"
-                ),
-            ),
-            rule(
-                "steps",
-                lambda v: plan(v).steps >= 1,
-                lambda v: f"bk {v['bk']} is too short for {v['warps_k']} warps along k",
-            ),
-            rule(
-                "fragments",
-                lambda v: (v["fragments"] == 1) | (plan(v).steps >= 2),
-                "one step along k has no next fragments to load",
-            ),
-            rule(
-                "stagger",
-                lambda v: (
-                    ~v["stagger"] | (plan(v).steps >= 2)
-                    if isinstance(v["stagger"], np.ndarray)
-                    else not v["stagger"] or plan(v).steps >= 2
-                ),
-                "one step along k has no middle for the copies of B",
-            ),
-            rule(
-                "stages",
-                lambda v: (v["stages"] == 2) | (v["stages"] <= plan(v).split_tiles + 1),
-                lambda v: f"{v['stages']} stages for {plan(v).split_tiles} tiles along k",
-            ),
-            rule(
-                "unroll",
-                lambda v: v["k"] <= plan(v).split_tiles,
-                lambda v: f"unrolled {v['k']} times, {plan(v).split_tiles} tiles along k",
-            ),
-            rule(
-                "copies",
-                lambda v: plan(v).most_pieces <= _MOST_PIECES,
-                lambda v: f"{int(plan(v).most_pieces)} copies a thread exceed {_MOST_PIECES}",
-            ),
-            rule(
-                "wide-stores",
-                lambda v: (v["store"] != "wide") | (v["bn"] // v["warps_n"] % _exchange(w) == 0),
-                lambda v: (
-                    f"16-byte stores need warp tiles of {_exchange(w)} columns, "
-                    f"not {v['bn'] // v['warps_n']}"
-                ),
-            ),
-            *raster_rules(lambda v: plan(v).m_blocks, lambda v: plan(v).n_blocks),
-            *split_rules(lambda v: plan(v).blocks, lambda v: plan(v).k_tiles),
-            split_waves_rule(target, lambda v: plan(v).blocks),
-            *residency_rules(
-                target,
-                lambda v: plan(v).threads,
-                lambda v: plan(v).shared_bytes,
-                lambda v: plan(v).registers,
-            ),
-        ]
+        return tile_rules(w, target, lambda v: Plan(w, v))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        choices = {knob.name: knob.choices for knob in self.knobs(workload, target)}
-        return default_values(as_gemm(workload), target, choices, self.rules(workload, target))
+        w = as_gemm(workload)
+        knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
+        copies = {name: _default_copy(knobs[name], w) for name in ("copy_a", "copy_b")}
+        rules = self.rules(w, target)
+        return default_values(w, target, knobs, rules, copies, lambda v: Plan(w, v))
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_gemm(workload)
-        p = Plan(w, values)
-        resident = occupancy(target, p.threads, p.shared_bytes, p.registers)
-        ctas = p.blocks * values["split_k"]
-        waves = ctas / (resident * target.cores)
-        size = element_bytes(w)
-        loaded = (p.bm + p.bn) * p.bk * size
-        footprint = wave_footprint(
-            values, p.m_blocks, p.n_blocks, p.bm, p.bn, resident * target.cores
-        )
-        padded = p.m_blocks * p.bm * p.n_blocks * p.bn * round_up(w.k, p.bk)
-        found = {
-            "threads": p.threads,
-            "shared_bytes": p.shared_bytes,
-            "registers": p.registers,
-            "register_share": p.registers / register_limit(target, p.threads, values["blocks"]),
-            "accumulators": p.accumulators,
-            "resident_ctas": resident,
-            "resident_warps": resident * p.threads // 32,
-            "waves": waves,
-            "wave_efficiency": waves / np.ceil(waves),
-            "padding": padded / (w.m * w.n * w.k),
-            "intensity": p.bm * p.bn / ((p.bm + p.bn) * size),
-            "warp_intensity": p.warp_intensity,
-            "bytes_in_flight": resident * (values["stages"] - 1) * loaded,
-            "wave_bytes": footprint * w.k * size / values["split_k"],
-            "wave_l2": footprint * p.bk * size * values["stages"] / target.l2_bytes,
-            "l2_bytes": ctas * p.split_tiles * loaded,
-            "split_bytes": split_traffic(w, values),
-            "k_tiles": p.split_tiles,
-        }
-        return {name: np.asarray(value, dtype=np.float64) for name, value in found.items()}
+        return tile_features(w, target, values, Plan(w, values))
 
     def kernel(self, workload: Workload, target: Target, theta: Theta) -> Kernel:
         w = as_gemm(workload)
         v = {name: value for _, name, value in theta.items()}
         p = Plan(w, v)
-        workspace = p.split.bytes + p.repacked
         defines = {
-            **problem_defines(w),
-            "KT_ACC_HALF": int(w.acc == "fp16"),
-            "KT_BM": v["bm"], "KT_BN": v["bn"], "KT_BK": v["bk"],
-            "KT_STAGES": v["stages"], "KT_SWIZZLE": int(v["layout"] == "swizzle"),
-            **_copy_defines(v, "a"), **_copy_defines(v, "b"), "KT_PREFETCH": v["prefetch"],
-            "KT_STORE": f"KT_STORE_{str(v['store']).upper()}",
-            **raster_defines(v), **split_defines(v),
-            "KT_FRAGMENT_STAGES": v["fragments"], "KT_UNROLL": v["k"],
-            "KT_WARPS_M": v["warps_m"], "KT_WARPS_N": v["warps_n"], "KT_WARPS_K": v["warps_k"],
-            "KT_BLOCKS": v["blocks"], "KT_STAGGER": int(v["stagger"]),
-            "KT_EXPECT_SHARED_BYTES": int(p.shared_bytes),
-            "KT_EXPECT_WORKSPACE_BYTES": workspace,
-            "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
+            **problem_defines(w), **tile_defines(w, v, p),
+            "KT_REPACK_A": int(v["copy_a"] == "repack"),
+            "KT_REPACK_B": int(v["copy_b"] == "repack"),
         }  # fmt: skip
         source = stub(defines) + expand(Path(__file__).with_name("mma.cuh"))
         return Kernel(
-            w, self.name, theta, "cuda", source,
-            launches=p.launches(), workspace_bytes=workspace, zeroed_bytes=p.split.zeroed,
+            w, self.name, theta, "cuda", source, launches=p.launches(),
+            workspace_bytes=p.workspace_bytes, zeroed_bytes=p.split.zeroed,
         )  # fmt: skip
 
 
-def _copy_defines(v: Mapping[str, Any], operand: str) -> dict[str, int | str]:
-    copy, name = v[f"copy_{operand}"], operand.upper()
-    return {
-        f"KT_COPY_{name}": _COPY_BYTES[copy],
-        f"KT_REPACK_{name}": int(copy == "repack"),
-    }
-
-
-def _blocks(extent: int) -> tuple[int, ...]:
-    """Tile extents up to the first that covers `extent`."""
-    first = next((i for i, b in enumerate(_BLOCK) if b >= extent), len(_BLOCK) - 1)
-    return _BLOCK[: first + 1]
-
-
-def _block_ks(w: Gemm) -> tuple[int, ...]:
-    choices = tuple(b // element_bytes(w) for b in _BLOCK_K_BYTES)
-    first = next((i for i, b in enumerate(choices) if b >= w.k), len(choices) - 1)
-    return choices[: first + 1]
-
-
-def _stores(w: Gemm) -> tuple[str, ...]:
-    aligned = output_group(w) * output_bytes(w) == 16
-    return _STORES if aligned else tuple(s for s in _STORES if s != "wide")
-
-
-def _exchange(w: Gemm) -> int:
-    """Columns of a warp's tile that are put together in one 16-byte store per lane."""
-    return 32 if output_bytes(w) == 2 else 16
+def _default_copy(copies: Sequence[Value], w: Gemm) -> Value:
+    """Unaligned operands are repacked when they are read often enough to pay for it."""
+    worth = min(w.m, w.n) >= 512 or copies == ("repack",)
+    return "repack" if worth and "repack" in copies else copies[0]

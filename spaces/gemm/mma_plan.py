@@ -9,24 +9,16 @@ from typing import Any
 
 import numpy as np
 
+from kt.spaces.cuda import acc_bytes, alignment, ceil_div, element_bytes, round_up
 from kt.spaces.kernel import Launch
 from kt.spaces.workload import Gemm
 
-from .cuda import (
-    SplitWorkspace,
-    acc_bytes,
-    alignment,
-    ceil_div,
-    element_bytes,
-    reduce_launch,
-    round_up,
-    split_workspace,
-)
+from .cuda import SplitWorkspace, reduce_launch, split_workspace
 
 _STEP_BYTES = 32
 """Bytes of k that one matrix instruction takes, whatever the type."""
 _REPACK_THREADS = 256
-_ADDRESS_REGISTERS = 40
+_ADDRESS_REGISTERS = 30
 
 
 @dataclass(frozen=True)
@@ -86,7 +78,22 @@ class Plan:
     def __init__(self, w: Gemm, values: Mapping[str, Any]) -> None:
         self.w, self.v = w, values
         self.a, self.b = operands(w)
-        self.bm, self.bn, self.bk = values["bm"], values["bn"], values["bk"]
+        self.bn, self.bk = values["bn"], values["bk"]
+
+    @cached_property
+    def bm(self) -> Any:
+        """Rows of C in a tile."""
+        return self.v["bm"]
+
+    @property
+    def fresh_rows(self) -> Any:
+        """Rows of A that a tile of k brings from memory."""
+        return self.bm
+
+    @property
+    def k(self) -> Any:
+        """Extent of k as the kernel walks it."""
+        return self.w.k
 
     @cached_property
     def warps_mn(self) -> Any:
@@ -111,7 +118,7 @@ class Plan:
 
     @cached_property
     def k_tiles(self) -> Any:
-        return ceil_div(self.w.k, self.bk)
+        return ceil_div(self.k, self.bk)
 
     @cached_property
     def split_tiles(self) -> Any:
@@ -134,13 +141,19 @@ class Plan:
         pad = np.where(swizzled, 0, 32 if operand.by_words else 16)
         return round_up(outer * (inner + pad), 128)
 
+    @property
+    def resident_bytes(self) -> Any:
+        """Shared memory before the ring of stages."""
+        return 0
+
     @cached_property
     def shared_bytes(self) -> Any:
         w = self.w
         slab = self.warps_mn * 16 * (self.bn // self.v["warps_n"] + 8) * acc_bytes(w)
         staged = np.where(np.asarray(self.v["store"]) == "staged", slab, 0)
         joined = self.v["warps_k"] // 2 * self.bm * self.bn * acc_bytes(w)
-        return np.maximum(self.v["stages"] * self.stage_bytes, np.maximum(staged, joined))
+        ring = self.resident_bytes + self.v["stages"] * self.stage_bytes
+        return np.maximum(ring, np.maximum(staged, joined))
 
     @cached_property
     def accumulators(self) -> Any:
@@ -151,10 +164,10 @@ class Plan:
         """What the compiler needs to keep everything in registers; fitted to its reports."""
         v = self.v
         m_tiles, n_pairs = self.bm // v["warps_m"] // 16, ceil_div(self.bn // v["warps_n"], 16)
-        copies = self._copy_registers(self.a, "a", self.bm)
-        copies = copies + self._copy_registers(self.b, "b", self.bn)
+        copies = self.copy_registers(self.a, "a", self.bm)
+        copies = copies + self.copy_registers(self.b, "b", self.bn)
         direct = np.where(np.asarray(v["store"]) == "direct", 4 * m_tiles, 0)
-        rounding = 12 * (self.w.dtype == "tf32")
+        rounding = 20 * (self.w.dtype == "tf32")
         doubles = 40 * (self.w.dtype == "int8" and bool(self.w.epilogue))
         sums = self.accumulators + self.accumulators // 16
         fragments = 4 * (m_tiles + n_pairs) * v["fragments"]
@@ -163,7 +176,7 @@ class Plan:
     @cached_property
     def most_pieces(self) -> Any:
         """Copies that a thread starts for one tile of the operand with more of them."""
-        a, b = self._pieces(self.a, "a", self.bm), self._pieces(self.b, "b", self.bn)
+        a, b = self.pieces(self.a, "a", self.bm), self.pieces(self.b, "b", self.bn)
         return np.maximum(a, b)
 
     @cached_property
@@ -172,18 +185,23 @@ class Plan:
         m, n = self.bm // self.v["warps_m"], self.bn // self.v["warps_n"]
         return m * n / ((m + n) * self.a.bytes)
 
-    def _pieces(self, operand: Operand, name: str, rows: Any) -> Any:
+    def pieces(self, operand: Operand, name: str, rows: Any) -> Any:
         """Copies that a thread starts for one tile of an operand."""
-        return ceil_div(rows * self.bk * operand.bytes, self._width(name) * self.threads)
+        return ceil_div(rows * self.bk * operand.bytes, self.width(name) * self.threads)
 
-    def _width(self, name: str) -> Any:
+    def width(self, name: str) -> Any:
+        """Bytes of one copy of an operand."""
         copy = np.asarray(self.v[f"copy_{name}"])
         return np.where(copy == "async4", 4, np.where(copy == "async8", 8, 16))
 
-    def _copy_registers(self, operand: Operand, name: str, rows: Any) -> Any:
+    def width_or_zero(self, name: str) -> int:
+        """The same for one θ; 0 when the operand goes through registers."""
+        return 0 if self.v[f"copy_{name}"] == "shift" else int(self.width(name))
+
+    def copy_registers(self, operand: Operand, name: str, rows: Any) -> Any:
         """Registers of addresses, and of vectors on their way into shared memory."""
-        pieces = self._pieces(operand, name, rows)
-        per_row = (self.bk if operand.along_k else rows) * operand.bytes // self._width(name)
+        pieces = self.pieces(operand, name, rows)
+        per_row = (self.bk if operand.along_k else rows) * operand.bytes // self.width(name)
         in_columns = (per_row > 0) & (self.threads % np.maximum(per_row, 1) == 0)
         alike = self.threads // np.maximum(per_row, 1) % 8 == 0
         each = np.where(in_columns, np.where(alike, 0, 1), 3)
@@ -199,22 +217,29 @@ class Plan:
         )
 
     @cached_property
-    def repacked(self) -> int:
-        """Bytes of repacked operands, of one θ only."""
-        return sum(
-            round_up(operand.repacked_bytes(self.w.batch), 256)
-            for operand, copy in ((self.a, "copy_a"), (self.b, "copy_b"))
+    def repacked_parts(self) -> tuple[int, ...]:
+        """Bytes of each repacked operand, of one θ only."""
+        operands = (self.a, "copy_a"), (self.b, "copy_b")
+        return tuple(
+            operand.repacked_bytes(self.w.batch)
+            for operand, copy in operands
             if self.v[copy] == "repack"
         )
 
+    @property
+    def repacked(self) -> int:
+        """Bytes of all repacked operands in the workspace, of one θ only."""
+        return sum(round_up(size, 256) for size in self.repacked_parts)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Of one θ only."""
+        return self.split.bytes + self.repacked
+
     def launches(self) -> tuple[Launch, ...]:
         """Of one θ only."""
-        v, w = self.v, self.w
-        vectors = sum(
-            operand.repacked_bytes(w.batch) // 16
-            for operand, copy in ((self.a, "copy_a"), (self.b, "copy_b"))
-            if v[copy] == "repack"
-        )
+        v = self.v
+        vectors = sum(self.repacked_parts) // 16
         grid = (self.blocks * v["split_k"], 1, 1)
         main = Launch("kt_kernel", grid, (self.threads, 1, 1), shared_bytes=int(self.shared_bytes))
         launches = [main]
@@ -222,5 +247,5 @@ class Plan:
             blocks = ceil_div(vectors, _REPACK_THREADS)
             launches.insert(0, Launch("kt_repack", (blocks, 1, 1), (_REPACK_THREADS, 1, 1)))
         if v["split_k"] > 1 and v["split_mode"] == "kernel":
-            launches.append(reduce_launch(w))
+            launches.append(reduce_launch(self.w))
         return tuple(launches)

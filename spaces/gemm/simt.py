@@ -9,6 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from kt.spaces.cuda import (
+    VECTOR,
+    Floats,
+    alignment,
+    ceil_div,
+    early_knob,
+    element_bytes,
+    is_legal,
+    occupancy,
+    register_limit,
+    residency_rules,
+    round_up,
+    rule,
+)
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Knob, Ordinal
@@ -18,26 +32,15 @@ from kt.spaces.workload import Gemm, Workload
 
 from .cuda import (
     GROUPS,
-    VECTOR,
-    Floats,
     SplitWorkspace,
-    alignment,
     as_gemm,
-    ceil_div,
-    element_bytes,
-    is_legal,
     most_splits,
-    occupancy,
     problem_defines,
     raster_defines,
     raster_knobs,
     raster_rules,
     reduce_launch,
     refuses_cuda_gemm,
-    register_limit,
-    residency_rules,
-    round_up,
-    rule,
     split_defines,
     split_knobs,
     split_rules,
@@ -141,18 +144,17 @@ class _Plan:
     def launches(self) -> tuple[Launch, ...]:
         """Of one θ only."""
         grid = (self.blocks * self.v["split_k"], 1, 1)
-        main = Launch("kt_kernel", grid, (self.threads, 1, 1), shared_bytes=self.shared_bytes)
+        early, block = bool(self.v["early"]), (self.threads, 1, 1)
+        main = Launch("kt_kernel", grid, block, shared_bytes=self.shared_bytes, early=early)
         by_kernel = self.v["split_k"] > 1 and self.v["split_mode"] == "kernel"
-        return (main, reduce_launch(self.w)) if by_kernel else (main,)
+        return (main, reduce_launch(self.w, early)) if by_kernel else (main,)
 
 
 class GemmSimt(Family):
     """Tiles of C in registers, operands through a ring of cp.async stages."""
 
     name = "simt"
-    empty: Mapping[str, str] = {
-        "sync": "copies of the next stage start once a tile of k, right after its one barrier",
-    }
+    empty: Mapping[str, str] = {}
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
         return refuses_cuda_gemm(workload, target, ("fp32", "fp64"), "computes in")
@@ -176,6 +178,7 @@ class GemmSimt(Family):
             Ordinal("map", "warps_m", _WARPS),
             Ordinal("map", "warps_n", _WARPS),
             Ordinal("map", "blocks", (1, 2, 3, 4)),
+            early_knob(target),
         ]
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
@@ -263,6 +266,7 @@ class GemmSimt(Family):
             **raster_defines(v), **split_defines(v),
             "KT_FRAGMENT_STAGES": v["fragments"], "KT_LANES_M": v["lanes_m"],
             "KT_WARPS_M": v["warps_m"], "KT_WARPS_N": v["warps_n"], "KT_BLOCKS": v["blocks"],
+            "KT_EARLY": int(v["early"]),
             "KT_EXPECT_SHARED_BYTES": p.shared_bytes,
             "KT_EXPECT_WORKSPACE_BYTES": p.split.bytes,
             "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
@@ -300,6 +304,7 @@ def _default(w: Gemm, target: Target, family: GemmSimt) -> Mapping[str, Value]:
                 "tm": tm, "tn": tn, "bk": bk, "stages": min(3, knobs["stages"][-1]),
                 "raster": "m", "group": 1, "split_k": 1, "split_mode": "last", "fragments": 2,
                 "lanes_m": lanes_m, "warps_m": warps_m, "warps_n": warps_n, "blocks": 1,
+                "early": False,
             }  # fmt: skip
             p = _Plan(w, values)
             if p.blocks < target.cores:

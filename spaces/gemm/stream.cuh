@@ -14,6 +14,9 @@
 #ifndef KT_HINT
 #define KT_HINT 1 /* kt_hint of the stream */
 #endif
+#ifndef KT_WARM
+#define KT_WARM 0 /* KiB of its part of the stream that a CTA asks L2 for while the kernel before it ends */
+#endif
 // unroll
 #ifndef KT_UNROLL
 #define KT_UNROLL 2 /* steps along k whose loads are started together */
@@ -88,9 +91,18 @@ struct kt_stream {
     }
 };
 
+// Asks for lines of the CTA's part of the stream: `own` is its first row (K-major) or its first k.
+KT_DEVICE void kt_warm_stream(const kt_element *own, int rows, i64 depth) {
+    const int outer = STREAM_K_MAJOR ? rows : (int)kt_min<i64>(depth, 1 << 20);
+    const int lines = (int)kt_ceil_div<i64>((STREAM_K_MAJOR ? depth : rows) * ELEMENT_BYTES, 128);
+    const int most = kt_min(outer * lines, KT_WARM * 8);
+    for (int i = threadIdx.x; i < most; i += THREADS) kt_prefetch_l2((const u8 *)(own + i / lines * STREAM_LD) + i % lines * 128);
+}
+
 extern __shared__ __align__(128) u8 kt_shared[];
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
+    kt_release_next();
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_n = warp % KT_WARPS_N, warp_k = warp / KT_WARPS_N;
     const u32 block = blockIdx.x % BLOCKS, part = blockIdx.x / BLOCKS, batch = part / KT_SPLIT_K, split = part % KT_SPLIT_K;
     const u32 first = kt_split(STEPS, KT_SPLIT_K, split);
@@ -103,6 +115,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     const kt_stream stream = {own + (STREAM_K_MAJOR ? row * STREAM_LD + lane_k : lane_k * STREAM_LD + row),
                               matrix + KT_BATCH * ((i64)LONG * KT_K), kt_cache_policy<KT_HINT>(), (int)(LONG - row),
                               (i64)KT_K - lane_k, steps};
+    if (KT_WARM) {
+        const i64 at = (i64)block * BLOCK;
+        kt_warm_stream(own + (STREAM_K_MAJOR ? at * STREAM_LD + k : k * STREAM_LD + at), (int)kt_min<i64>(BLOCK, LONG - at),
+                       kt_min<i64>((i64)KT_K - k, steps * STEP));
+    }
+    kt_await_previous();
     Held held[KT_BATCHES][KT_UNROLL][VECTORS];
     stream.load(held[0], (int)warp_k); // on its way while the tokens are staged
     kt_stage_tokens<TOKEN_STRIDE, THREADS>(kt_shared, small, k, (int)kt_min<i64>((i64)KT_K - k, steps * STEP), steps * STEP);

@@ -10,6 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from kt.spaces.cuda import (
+    HINTS,
+    VECTOR,
+    Floats,
+    ceil_div,
+    early_knob,
+    early_launch,
+    element_bytes,
+    is_legal,
+    occupancy,
+    register_limit,
+    residency_rules,
+    round_up,
+    rule,
+)
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
@@ -18,23 +33,12 @@ from kt.spaces.theta import Theta, Value
 from kt.spaces.workload import Gemm, Workload
 
 from .cuda import (
-    HINTS,
     SPLIT_K,
-    VECTOR,
-    Floats,
     SplitWorkspace,
     as_gemm,
-    ceil_div,
-    element_bytes,
-    is_legal,
-    occupancy,
     problem_defines,
     reduce_launch,
     refuses_cuda_gemm,
-    register_limit,
-    residency_rules,
-    round_up,
-    rule,
     split_defines,
     split_knobs,
     split_rules,
@@ -46,6 +50,8 @@ _TINY = 16
 _WARPS = (1, 2, 4, 8, 16)
 _MOST_WARPS = 16
 _MOST_LOADS = 32
+_WARM = (0, 8, 16, 32, 64, 128)
+"""KiB a CTA that L2 is asked for while the kernel before still runs."""
 _BLOCKS = (1, 2, 3, 4, 6, 8)
 _ADDRESS_REGISTERS = 52
 
@@ -159,9 +165,10 @@ class _Plan:
     def launches(self) -> tuple[Launch, ...]:
         """Of one θ only."""
         grid, block = (self.blocks * self.v["split_k"], 1, 1), (self.threads, 1, 1)
-        main = Launch("kt_kernel", grid, block, shared_bytes=int(self.shared_bytes))
+        early = bool(self.v["early"])
+        main = Launch("kt_kernel", grid, block, shared_bytes=int(self.shared_bytes), early=early)
         by_kernel = self.v["split_k"] > 1 and self.v["split_mode"] == "kernel"
-        return (main, reduce_launch(self.w)) if by_kernel else (main,)
+        return (main, reduce_launch(self.w, early)) if by_kernel else (main,)
 
 
 class GemmStream(Family):
@@ -170,7 +177,6 @@ class GemmStream(Family):
     name = "stream"
     empty: Mapping[str, str] = {
         "perm": "the large operand is read once, in the order of memory",
-        "sync": "nothing waits but the first use of each load, and the sums at the end",
     }
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
@@ -191,12 +197,14 @@ class GemmStream(Family):
         return [
             Ordinal("tile", "rows", s.rows),
             Categorical("mem", "hint", HINTS[:2]),
+            Ordinal("mem", "warm", _WARM if early_launch(target) else (0,)),
             *split_knobs(s.steps),
             Ordinal("unroll", "k", (1, 2, 4, 8, 16)),
             Ordinal("unroll", "batches", (1, 2)),
             Ordinal("map", "warps_n", _WARPS),
             Ordinal("map", "warps_k", _WARPS),
             Ordinal("map", "blocks", _BLOCKS),
+            early_knob(target),
         ]
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
@@ -235,6 +243,11 @@ class GemmStream(Family):
                 "unroll",
                 lambda v: (v["k"] == 1) | (v["k"] < 2 * plan(v).split_steps),
                 lambda v: f"{v['k']} steps at once where there are {plan(v).split_steps}",
+            ),
+            rule(
+                "warm",
+                lambda v: (v["warm"] == 0) | np.asarray(v["early"]),
+                "only a kernel that starts early has time to warm L2",
             ),
             *split_rules(lambda v: plan(v).blocks, lambda v: s.steps),
             *residency_rules(
@@ -283,6 +296,7 @@ class GemmStream(Family):
             "KT_ROWS": v["rows"], "KT_HINT": HINTS.index(v["hint"]), **split_defines(v),
             "KT_UNROLL": v["k"], "KT_BATCHES": v["batches"],
             "KT_WARPS_N": v["warps_n"], "KT_WARPS_K": v["warps_k"], "KT_BLOCKS": v["blocks"],
+            "KT_WARM": v["warm"], "KT_EARLY": int(v["early"]),
             "KT_EXPECT_SHARED_BYTES": int(p.shared_bytes),
             "KT_EXPECT_WORKSPACE_BYTES": p.split.bytes,
             "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
@@ -305,8 +319,9 @@ def _default(w: Gemm, target: Target, family: GemmStream) -> Mapping[str, Value]
     for split, warps_k, batches in itertools.product(splits, (8, 4, 2, 1), (1, 2)):
         for k in sorted(knobs["k"], key=lambda x: abs(x * s.unit_loads - 8)):
             values: dict[str, Any] = {
-                "rows": 1, "hint": "first", "split_k": split, "split_mode": "last", "k": k,
-                "batches": batches, "warps_n": 1, "warps_k": warps_k, "blocks": 1,
+                "rows": 1, "hint": "first", "warm": 0, "early": False, "split_k": split,
+                "split_mode": "last", "k": k, "batches": batches, "warps_n": 1, "warps_k": warps_k,
+                "blocks": 1,
             }  # fmt: skip
             if is_legal(rules, values):
                 return values

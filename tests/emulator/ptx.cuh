@@ -48,7 +48,10 @@ static inline u32 __byte_perm(u32 low, u32 high, u32 selector) {
 
 // ---- fibers
 
-enum : int { EMU_STACK = 256 * 1024, EMU_THREADS = 1024, EMU_SHARED = 256 * 1024 };
+#ifndef EMU_MOST_THREADS
+#define EMU_MOST_THREADS 1024
+#endif
+enum : int { EMU_STACK = 256 * 1024, EMU_THREADS = EMU_MOST_THREADS, EMU_SHARED = 256 * 1024 };
 __attribute__((aligned(1024))) u8 kt_shared[EMU_SHARED];
 
 struct emu_barrier { int expected = 0, arrived = 0; unsigned generation = 0; };
@@ -70,6 +73,9 @@ static ucontext_t emu_main;
 static const std::function<void()> *emu_body;
 static u32 emu_seed = 1;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+// Sets a fiber's place before it runs.
+static void (*emu_place)() = [] { threadIdx.x = emu_thread; };
 
 static inline u32 emu_random() { return emu_seed = emu_seed * 1664525u + 1013904223u, emu_seed >> 16; }
 
@@ -107,7 +113,7 @@ static void emu_run_block(int threads, const std::function<void()> &body) {
         for (volatile int i = 0; i < threads; i++) {
             emu_fiber &f = emu_fibers[emu_thread = order[i]];
             if (f.done) continue;
-            threadIdx.x = emu_thread;
+            emu_place();
             if (!_setjmp(emu_scheduler)) {
                 if (begun[emu_thread]) _longjmp(f.state, 1);
                 begun[emu_thread] = true;
@@ -118,7 +124,6 @@ static void emu_run_block(int threads, const std::function<void()> &body) {
                 makecontext(&f.start, emu_enter, 0);
                 setcontext(&f.start);
             }
-            threadIdx.x = emu_thread;
             if (emu_fibers[emu_thread].done) left--;
         }
     }
@@ -143,6 +148,11 @@ template <class Read> static inline void emu_exchange(const u32 *words, int coun
     emu_wait(w.barrier);
     read(w.words, emu_thread % 32);
     emu_wait(w.barrier);
+}
+template <class T> static inline T __shfl_sync(unsigned, T x, int from) {
+    u32 bits = emu_cast<u32>(x), got = 0;
+    emu_exchange(&bits, 1, [&](u32(*w)[8], int) { got = w[from][0]; });
+    return emu_cast<T>(got);
 }
 template <class T> static inline T __shfl_xor_sync(unsigned, T x, int mask) {
     u32 bits = emu_cast<u32>(x), got = 0;
@@ -204,12 +214,18 @@ static inline void emu_do(const emu_copy &c) {
     memset(c.to, 0, c.bytes);
     memcpy(c.to, c.from, c.valid);
 }
-template <int BYTES, int PREFETCH> static inline void kt_copy_async(u32 to, const void *from, u32 valid) {
+template <int BYTES, int PREFETCH, bool BY_L1 = false> static inline void kt_copy_async(u32 to, const void *from, u32 valid) {
     if (valid) emu_aligned(from, BYTES);
     const emu_copy c = {emu_shared(to, BYTES), (const u8 *)from, BYTES, valid};
     if (emu_random() & 1) emu_do(c);
     else emu_fibers[emu_thread].groups.back().push_back(c);
 }
+#ifndef KT_EARLY
+#define KT_EARLY 0
+#endif
+static inline void kt_release_next() {}
+static inline void kt_await_previous() {}
+static inline void kt_prefetch_l2(const void *) {}
 static inline void kt_copy_commit() { emu_fibers[emu_thread].groups.push_back({}); }
 template <int PENDING> static inline void kt_copy_wait() {
     auto &groups = emu_fibers[emu_thread].groups;
@@ -275,7 +291,7 @@ enum { cudaSuccess = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 static inline cudaError_t cudaFuncSetAttribute(const void *, int, int bytes) { return bytes > 227 * 1024; }
 static cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **p, size_t shared, cudaStream_t) {
     if (shared > 227 * 1024 || block.x > EMU_THREADS) return 1;
-    void *a[7] = {};
+    void *a[8] = {};
     int count = 0;
     extern const int emu_arguments;
     for (; count < emu_arguments; count++) a[count] = *(void **)p[count];
@@ -285,7 +301,8 @@ static cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void *
             case 4: return ((void (*)(void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3]);
             case 5: return ((void (*)(void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4]);
             case 6: return ((void (*)(void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5]);
-            default: return ((void (*)(void *, void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6]);
+            case 7: return ((void (*)(void *, void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6]);
+            default: return ((void (*)(void *, void *, void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
         }
     };
     std::vector<unsigned> order(grid.x);
@@ -296,6 +313,16 @@ static cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void *
         emu_run_block((int)block.x, body);
     }
     return cudaSuccess;
+}
+
+struct cudaLaunchAttribute { int id; struct { int programmaticStreamSerializationAllowed; dim3 clusterDim; } val; };
+struct cudaLaunchConfig_t { dim3 gridDim, blockDim; size_t dynamicSmemBytes; cudaStream_t stream; cudaLaunchAttribute *attrs; unsigned numAttrs; };
+enum { cudaLaunchAttributeClusterDimension = 4, cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+static inline cudaError_t cudaOccupancyMaxActiveClusters(int *, const void *, const cudaLaunchConfig_t *) { return cudaSuccess; }
+static cudaError_t (*emu_launch)(const cudaLaunchConfig_t *c, const void *f, void **p); // where it is set, of every kernel
+static inline cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *f, void **p) {
+    if (emu_launch) return emu_launch(c, f, p);
+    return cudaLaunchKernel(f, c->gridDim, c->blockDim, p, c->dynamicSmemBytes, c->stream);
 }
 
 #endif

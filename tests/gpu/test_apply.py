@@ -207,4 +207,5 @@ def test_bench(log: Path) -> None:
     done = kt("bench", log, "--time", "0.3s", "--json")
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(done.stdout)["rows"]
-    assert {"tuned", "default"} <= set(row["us"]) and row["facts"].keys() <= row["us"].keys()
+    ours = row["us"].keys() - row["facts"].keys()  # a fact may also say why a library is left out
+    assert ours == {"tuned", "default"}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
-import mmap
 import os
 import shutil
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -18,86 +14,35 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from cpu_kernels import (
+    TARGETS,
+    Array,
+    Fenced,
+    Loaded,
+    build,
+    compile_alone,
+    inputs_of,
+    needs_compiler,
+    output_of,
+)
 from scipy.special import erf
 
 from kt.spaces.families import FAMILIES
 from kt.spaces.gemm.cpu import GemmCpu
 from kt.spaces.gemm.cpu_skinny import GemmCpuSkinny
-from kt.spaces.kernel import DEVICE_HEADERS, Kernel
+from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
-from kt.spaces.target import Target, detect_cpu
 from kt.spaces.workload import EPILOGUE_OPS, LAYOUTS, Gemm
 
-Array = NDArray[Any]
-
-CC = shutil.which("cc") or "cc"
-needs_compiler = pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
 CPU = FAMILIES["gemm", "cpu"]
 SOURCES = Path(GemmCpu.kernel.__code__.co_filename).parent
-GUARD = 0xA5
 EXTENTS = (1, 2, 3, 7, 16, 17, 31, 64, 65, 100, 129, 200)
-DTYPES = {"fp32": np.float32, "fp64": np.float64}
 TOLERANCE = {"fp32": 2e-6, "fp64": 1e-13}
-
-
-def narrower(target: Target) -> list[Target]:
-    """This machine, and what it can also execute."""
-    weaker = {"avx512": ("avx2", "sse2"), "avx2": ("sse2",)}.get(target.arch, ())
-    sizes = {"avx2": 32, "sse2": 16}
-    return [target] + [
-        msgspec.structs.replace(target, arch=arch, simd_bytes=sizes[arch], vector_registers=16)
-        for arch in weaker
-    ]
-
-
-TARGETS = narrower(detect_cpu())
-
-
-# -- running a kernel ---------------------------------------------------------------------------
-
-
-def build(kernel: Kernel, folder: Path) -> Path:
-    """The shared library of a kernel, built without any flag that names an instruction set."""
-    source, library = folder / f"{kernel.digest}.c", folder / f"{kernel.digest}.so"
-    source.write_text(kernel.source)
-    command = [CC, "-O3", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
-    subprocess.run([*command, "-o", library, source], check=True)
-    return library
-
-
-class Loaded:
-    """A loaded kernel; `close` unloads the library."""
-
-    def __init__(self, library: Path) -> None:
-        self.library = ctypes.CDLL(str(library))
-        self.library.kt_workspace_bytes.restype = ctypes.c_size_t
-        self.library.kt_describe.restype = ctypes.c_char_p
-
-    def workspace(self) -> Array:
-        """A 256-byte aligned workspace full of NaN."""
-        size = self.library.kt_workspace_bytes()
-        raw = np.full(size + 256, 0xFF, np.uint8)
-        start = -raw.ctypes.data % 256
-        return raw[start : start + size]
-
-    def launch(self, *arrays: Array) -> None:
-        workspace = self.workspace()
-        pointers = (ctypes.c_void_p * len(arrays))(*[a.ctypes.data for a in arrays])
-        assert self.library.kt_launch(pointers, ctypes.c_void_p(workspace.ctypes.data)) == 0
-
-    def close(self) -> None:
-        _ctypes.dlclose(self.library._handle)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("gemm")
-
-
-def inputs_of(workload: Gemm, rng: np.random.Generator) -> list[Array]:
-    dtype = DTYPES[workload.dtype]
-    return [rng.standard_normal(operand.shape).astype(dtype) for operand in workload.inputs()]
 
 
 def product(workload: Gemm, a: Array, b: Array) -> Array:
@@ -114,10 +59,8 @@ def reference(workload: Gemm, inputs: list[Array]) -> Array:
     extra = {name: value.astype(np.float64) for name, value in zip(names, inputs, strict=True)}
     for op in workload.epilogue:
         match op:
-            case "bias":
-                x = x + extra["bias"]
-            case "residual":
-                x = x + extra["residual"]
+            case "bias" | "residual" | "shift":
+                x = x + extra[op]
             case "scale":
                 x = x * extra["scale"]
             case "relu":
@@ -127,10 +70,6 @@ def reference(workload: Gemm, inputs: list[Array]) -> Array:
             case _:
                 x = x / (1 + np.exp(-x))
     return x
-
-
-def output_of(workload: Gemm) -> Array:
-    return np.full(workload.output().shape, np.nan, DTYPES[workload.dtype])
 
 
 def assert_close(workload: Gemm, got: Array, want: Array) -> None:
@@ -174,41 +113,6 @@ def test_random_schedules_compute_the_product(seed: int, folder: Path) -> None:
             np.testing.assert_array_equal(before, after)
     loaded.close()
     assert_close(workload, got, reference(workload, inputs))
-
-
-class Fenced:
-    """Copies of arrays, each touching a page that may not be accessed: after its last byte
-    (`end`) or before its first. The rest of its own pages holds a pattern."""
-
-    def __init__(self, arrays: list[Array], end: bool) -> None:
-        self.arrays, self._rest, self._maps = [], [], []
-        page, libc = mmap.PAGESIZE, ctypes.CDLL(None, use_errno=True)
-        for array in arrays:
-            size = -(-array.nbytes // page) * page
-            memory = mmap.mmap(-1, size + 2 * page)
-            whole = np.frombuffer(memory, np.uint8)
-            for fence in (0, size + page):
-                address = ctypes.c_void_p(whole.ctypes.data + fence)
-                assert libc.mprotect(address, ctypes.c_size_t(page), 0) == 0
-            body = whole[page : page + size]
-            body[:] = GUARD
-            used = slice(size - array.nbytes, size) if end else slice(0, array.nbytes)
-            rest = slice(0, size - array.nbytes) if end else slice(array.nbytes, size)
-            inner = body[used].view(array.dtype).reshape(array.shape)
-            inner[...] = array
-            self.arrays.append(inner)
-            self._rest.append(body[rest])
-            self._maps.append((memory, libc, whole.ctypes.data, size + 2 * page))
-
-    def intact(self) -> bool:
-        return all((rest == GUARD).all() for rest in self._rest)
-
-    def __enter__(self) -> Fenced:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for _memory, libc, address, size in self._maps:
-            libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3)
 
 
 # -- special values, one kernel of each kind ----------------------------------------------------
@@ -324,8 +228,7 @@ def test_unloading_leaves_no_thread(folder: Path) -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", ["cpu.c", "cpu_skinny.c"])
 def test_a_kernel_file_compiles_on_its_own(name: str, tmp_path: Path) -> None:
-    flags = ["-O3", "-Wall", "-Wextra", "-Werror", "-I", DEVICE_HEADERS]
-    subprocess.run([CC, *flags, "-c", SOURCES / name, "-o", tmp_path / "kernel.o"], check=True)
+    compile_alone(SOURCES / name, tmp_path / "kernel.o")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -333,7 +333,7 @@ def test_tensors_through_dlpack(module: Any, gpu: fake_cupy.Gpu) -> None:
     assert inputs[0].streams == [1]  # the legacy stream, as DLPack numbers it
 
 
-def test_clusters(gpu: fake_cupy.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_attributes(gpu: fake_cupy.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     import base64
     import zlib
 
@@ -343,12 +343,13 @@ def test_clusters(gpu: fake_cupy.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     cubin = base64.b64encode(zlib.compress(b"\x7fELF")).decode()
     operand = loader.Operand("A", (4,), "fp32")
     steps = [
-        loader.Step("first", (16, 2, 1), (64, 1, 1), (2, 1, 1), 0),
+        loader.Step("first", (16, 2, 1), (64, 1, 1), (2, 1, 1), 0, early=True),
         loader.Step("second", (16, 1, 1), (64, 1, 1), (16, 1, 1), 100_000),
     ]
     kernel = loader.Kernel(cubin, "sm_90a", [operand, operand._replace(name="C")], steps, 0, 0)
     kernel(fake_cupy.tensor((4,), "<f4"))
     assert [launched.cluster for launched in gpu.launches] == [(2, 1, 1), (16, 1, 1)]
+    assert [launched.early for launched in gpu.launches] == [True, False]
     assert gpu.attributes == [("first", 8, 0), ("second", 8, 100_000), ("second", 14, 1)]
     gpu.fails = 209
     with pytest.raises(RuntimeError, match="launching first failed: CUDA_ERROR_209"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -88,6 +89,12 @@ class Builder:
             path = cache.entry(key) / toolchain.binary_name
             return Binary(path, facts, time.monotonic() - begin, note)
         return Failure("resource", "build", f"no room for the binary: {note}")
+
+    def warm(self, toolchain: Toolchain, arch: str) -> None:
+        """Loads a compiler that runs in this process, by compiling nothing."""
+        with tempfile.TemporaryDirectory() as name:
+            (Path(name) / toolchain.source_name).touch()
+            toolchain.compile(Path(name), arch, 0.0)
 
     def _cached(self, cache: BinaryCache, key: str, toolchain: Toolchain) -> BuildFacts | None:
         facts = cache.find(key, toolchain.binary_name)

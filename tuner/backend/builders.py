@@ -17,10 +17,11 @@ from .cache import BinaryCache, cache_directory, writable
 from .cc import find_compiler
 from .nvcc import find_nvcc
 from .nvrtc import find_nvrtc
-from .worker import Died, Done, TimedOut, Worker
+from .worker import Died, Done, Ended, TimedOut, Worker
 
 # A compiler that is a process of its own is killed on time by the builder; NVRTC runs inside it.
 _MARGIN_SECONDS = {"c": 10.0, "nvcc": 10.0, "cuda": 0.0}
+_WARM_SECONDS = 30.0
 _FINDERS: Mapping[str, Callable[[], Toolchain]] = {
     "c": find_compiler, "nvcc": find_nvcc, "cuda": find_nvrtc,
 }  # fmt: skip
@@ -60,6 +61,7 @@ class BuilderPool:
         for worker in self._workers:
             self._idle.put(worker)
         self._busy = set[Worker]()
+        self._warm = False
         self._submitted = set[Future[Binary | Failure]]()
         self._threads = ThreadPoolExecutor(self.count, thread_name_prefix="kt-build")
 
@@ -84,6 +86,18 @@ class BuilderPool:
         build.add_done_callback(self._submitted.discard)
         return build
 
+    def warm(self, language: str, arch: str) -> None:
+        """Starts every builder process, behind the caller's back, so that builds find them ready.
+
+        Loading NVRTC into them takes longer than many a build. Does nothing the second time.
+        """
+        if self._warm:
+            return
+        self._warm = True
+        toolchain = self.toolchain(language)
+        for _ in self._workers:
+            self._threads.submit(self._call, "warm", toolchain, arch, limit=_WARM_SECONDS)
+
     def abandon(self, builds: Iterable[Future[Binary | Failure]]) -> None:
         """Cancels builds; those under way end as failures before this returns."""
         left = {build for build in builds if not build.cancel()}
@@ -104,17 +118,8 @@ class BuilderPool:
     def _build(
         self, source: str, toolchain: Toolchain, arch: str, timeout: float
     ) -> Binary | Failure:
-        worker = self._idle.get()
-        with self._lock:
-            self._busy.add(worker)
         limit = timeout + _MARGIN_SECONDS[toolchain.language]
-        try:
-            ended = worker.call("build", source, toolchain, arch, timeout, limit=limit)
-        finally:
-            with self._lock:
-                self._busy.discard(worker)
-            self._idle.put(worker)
-        match ended:
+        match ended := self._call("build", source, toolchain, arch, timeout, limit=limit):
             case Done(Binary() as binary):
                 if binary.note:
                     self._say(f"binaries are not cached ({binary.note})")
@@ -128,6 +133,18 @@ class BuilderPool:
                 return Failure("compile_error", "build", f"the compiler died: {ended}", ended.log)
             case _:
                 raise AssertionError(ended)
+
+    def _call(self, method: str, *args: object, limit: float) -> Ended:
+        """Calls a builder that is free."""
+        worker = self._idle.get()
+        with self._lock:
+            self._busy.add(worker)
+        try:
+            return worker.call(method, *args, limit=limit)
+        finally:
+            with self._lock:
+                self._busy.discard(worker)
+            self._idle.put(worker)
 
     def _open(self, cache: BinaryCache | None, spare: BinaryCache) -> BinaryCache:
         """The cache, or the user's; `spare` when it cannot be used."""

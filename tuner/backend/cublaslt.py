@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
-from kt.spaces.workload import Gemm, Workload
+from kt.spaces.workload import Gemm
 
-from .driver import STICKY, CudaError, Events, Graph, Memory, capture
+from .driver import CudaError, Events, Graph, Memory, capture, sticky
+from .vendor_torch import Unavailable, one_line
 
 WORKSPACE_BYTES = 128 * 2**20
 _ASKED = 512
@@ -234,7 +235,7 @@ class CublasLt:
                     continue
                 us = self._graph_us(candidate, once)
             except (LtError, CudaError) as error:
-                if isinstance(error, CudaError) and error.code in STICKY:
+                if isinstance(error, CudaError) and sticky(error.code):
                     raise
                 continue
             best = min(best, us)
@@ -304,18 +305,17 @@ class CublasLt:
         return (self._sets[i % len(self._sets)] for i in range(count))
 
 
-def cublaslt_tuned(
-    workload: Workload, sets: Sequence[Sequence[int]], stream: Any
-) -> CublasLt | None:
-    """The tuned opponent; None without the library or for what cuBLASLt has no candidate."""
-    if not isinstance(workload, Gemm) or workload.epilogue not in _EPILOGUE:
-        return None
-    if workload.dtype not in _TYPE or workload.acc != (
-        "fp64" if workload.dtype == "fp64" else "fp32"
-    ):
-        return None
+def cublaslt_tuned(workload: Gemm, sets: Sequence[Sequence[int]], stream: Any) -> CublasLt:
+    """The tuned opponent; raises Unavailable without the library, or a candidate of it."""
+    acc = "fp64" if workload.dtype == "fp64" else "fp32"
+    if workload.epilogue not in _EPILOGUE:
+        raise Unavailable(f"cuBLASLt fuses no {'+'.join(workload.epilogue)}")
+    if workload.dtype not in _TYPE or workload.acc != acc:
+        raise Unavailable(f"no cuBLASLt product of {workload.dtype} with {workload.acc} sums")
     try:
         tuned = CublasLt(workload, sets, stream)
-    except (ImportError, OSError, RuntimeError):  # not installed, or not for this machine
-        return None
-    return tuned if tuned.found else None
+    except (ImportError, OSError, RuntimeError) as error:  # not installed, or not for this machine
+        raise Unavailable(f"cuBLASLt does not load: {one_line(error)}") from None
+    if not tuned.found:
+        raise Unavailable("cuBLASLt has no candidate that runs")
+    return tuned

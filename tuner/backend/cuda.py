@@ -22,7 +22,6 @@ from .cuda_vendor import OPPONENTS, Opponent, vendor_library
 from .driver import (
     LOST,
     OUT_OF_MEMORY,
-    STICKY,
     CudaError,
     Device,
     Events,
@@ -31,10 +30,12 @@ from .driver import (
     Replayable,
     call,
     capture,
+    sticky,
 )
 from .load import Refused
 from .serve import report
 from .timing import CONFIRM_RATIO, CUT_RATIO, SPREAD, relative_half_width
+from .vendor_torch import Unavailable
 
 _MEMORY_SHARE = 0.8
 _MOST_SETS = 256
@@ -42,6 +43,8 @@ _FEWEST, _MOST, _CHUNK = 5, 100, 5
 _SAMPLE_US = 200.0
 """A sample is one graph replay that takes at least about this long."""
 _MOST_LAUNCHES = 1024
+_HEATING_US, _HEAT_SECONDS = 20.0, 0.03
+"""Launches of at least this long are timed after so much of them, in the regime `sustained`."""
 REST_SECONDS = 0.01
 """The pause before a sample in the clock regime `rested`; without it, `sustained`."""
 _FEWEST_CHECKS, _MOST_CHECKS = 4, 64
@@ -121,7 +124,10 @@ class CudaRunner:
                 error = self._check(loaded, held)
                 checked = time.monotonic()
                 report("run")
-                outcome = self._judged(held, self._time(loaded, held, seconds, incumbent_us), error)
+                timing = self._time(loaded, held, seconds, incumbent_us)
+                outcome = self._judged(held, timing, error)
+                if not timing.censored:
+                    self._check_again(loaded, held)
         except Refused as refused:
             outcome = refused.failure
         end = time.monotonic()
@@ -185,7 +191,7 @@ class CudaRunner:
                 count = self._launches(self._warm(loaded[-1], held), held)
                 graphs.append(self._graph(loaded[-1], held, count))
                 launches.append(count)
-            rivals = self._opponents(held, vendor, opponents, len(programs))
+            rivals, absent = self._opponents(held, vendor, opponents)
             for rival in rivals.values():
                 count = self._launches(rival.warm_us(), held)
                 graphs.append(rival.graph(count))
@@ -194,7 +200,7 @@ class CudaRunner:
             first = len(programs) + ("" in rivals)
             names = [name for name in rivals if name]
             named = dict(zip(names, rows[first:], strict=True))
-            facts = {name: rivals[name].describe() for name in names}
+            facts = absent | {name: rivals[name].describe() for name in names}
             return Compared(rows[:first], opponents=named, facts=facts)
         except Refused as refused:
             return Compared((), i, f"{refused.failure.failure}: {refused}")
@@ -212,7 +218,7 @@ class CudaRunner:
             return None
         count = self._launches(library.warm_us(), held)
         graph = library.graph(count)
-        samples = self._group(graph, count, seconds, 0.0)
+        samples = self._group(graph, count, seconds)
         graph.destroy()
         return statistics.median(samples)
 
@@ -289,6 +295,14 @@ class CudaRunner:
             self._device.synchronize()
             return dataset.judge(loaded.workspace)
 
+    def _check_again(self, loaded: Loaded, held: Held) -> None:
+        """Catches a kernel whose own state spoils later launches before it steers the search."""
+        try:
+            self._check(loaded, held, fresh=False)
+        except Refused as refused:
+            kind, message = refused.failure.failure, f"after the timed launches: {refused}"
+            raise Refused(kind, "run", message) from None
+
     def _warm(self, loaded: Loaded, held: Held) -> float:
         """Time of one launch among a few, microseconds."""
         with self._judging("run"):
@@ -327,24 +341,31 @@ class CudaRunner:
         graph = self._graph(loaded, held, count)
         with self._judging("run"):
             try:
-                samples = self._group(graph, count, seconds, cut_us)
+                samples = self._replays(graph, count, _CHUNK)
                 if cut_us and min(samples) > cut_us:
                     return _timing(samples, censored=True, bound_us=cut_us)
+                self._heat(graph, us)
+                samples = self._group(graph, count, seconds)
                 confirm = incumbent_us and statistics.median(samples) < CONFIRM_RATIO * incumbent_us
                 if confirm:
-                    samples += self._group(graph, count, seconds, 0.0)
+                    samples += self._group(graph, count, seconds)
                 return _timing(samples, confirmed=bool(confirm))
             finally:
                 graph.destroy()
 
-    def _group(self, graph: Replayable, count: int, seconds: float, cut_us: float) -> list[float]:
+    def _heat(self, graph: Replayable, us: float) -> None:
+        """Back-to-back launches of kernels long enough to bring clocks down: samples follow."""
+        end = time.monotonic() + (_HEAT_SECONDS if us > _HEATING_US else 0.0)
+        while time.monotonic() < end:
+            graph.replay(self._device.stream)
+            self._device.synchronize()
+
+    def _group(self, graph: Replayable, count: int, seconds: float) -> list[float]:
         samples: list[float] = []
         end = time.monotonic() + seconds
         graph.replay(self._device.stream)
         while len(samples) < _FEWEST or (time.monotonic() < end and len(samples) < _MOST):
             samples += self._replays(graph, count, _CHUNK)
-            if cut_us and min(samples) > cut_us:
-                break
             if relative_half_width(samples) < SPREAD:
                 break
         return samples
@@ -361,18 +382,27 @@ class CudaRunner:
         return us
 
     def _opponents(
-        self, held: Held, vendor: bool, names: Sequence[str], first: int
-    ) -> dict[str, Opponent]:
-        """Opponents in the order in which they are timed; the vendor library's name is empty."""
+        self, held: Held, vendor: bool, names: Sequence[str]
+    ) -> tuple[dict[str, Opponent], dict[str, str]]:
+        """Opponents in the order in which they are timed, and why others cannot take part.
+
+        The vendor library's name is empty. Some tune themselves for minutes when made: their stage
+        has no kernel's time limit.
+        """
         found: dict[str, Opponent] = {}
+        absent: dict[str, str] = {}
+        report("opponent")
         if vendor and (library := vendor_library(held.workload, held.sets.arguments)):
             found[""] = library
-        for i, name in enumerate(names, first + len(found)):
-            report(str(i))
-            made = OPPONENTS[name](held.workload, held.sets.arguments, self._device.stream)
-            if made is not None:
-                found[name] = made
-        return found
+        for name in names:
+            report(f"opponent {name}")
+            try:
+                found[name] = OPPONENTS[name](
+                    held.workload, held.sets.arguments, self._device.stream
+                )
+            except Unavailable as why:
+                absent[name] = f"left out: {why}"
+        return found, absent
 
     def _rounds(
         self,
@@ -409,7 +439,7 @@ def _kind(code: int) -> FailureKind:
         return "out_of_memory"
     if code in LOST:
         return "device_lost"
-    return "crash" if code in STICKY else "launch_error"
+    return "crash" if sticky(code) else "launch_error"
 
 
 def lost_context(failure: Failure) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kt.logs.record import Bound, Failure, Settings, Stage
 from kt.spaces.errors import TargetError
@@ -17,6 +18,7 @@ from .cpu import Compared, Ran
 from .cuda import CudaRunner, lost_context
 from .cuda_data import SOURCE, needed_bytes
 from .cuda_program import Program
+from .driver import CudaError
 from .worker import Died, Done, Ended, Stopped, TimedOut, Worker
 
 _RUNNER_CALLS = 2000
@@ -96,7 +98,7 @@ class CudaHost:
         deadline: float | None,
     ) -> Ran | None:
         """Checks and times one candidate; None when the deadline ended it."""
-        ended = self._worker.call(
+        ended = self._call(
             "run", _program(binary), str(workload), data, self._settings.sample_seconds,
             incumbent_us, limit=_PREPARE_SECONDS, limits={"load": self._settings.run_timeout},
             deadline=deadline,
@@ -117,7 +119,7 @@ class CudaHost:
 
     def verify(self, binary: Binary, workload: Workload, data: int) -> Verified:
         """Checks a binary repeatedly on one dataset."""
-        ended = self._worker.call(
+        ended = self._call(
             "verify", _program(binary), str(workload), data, _VERIFY_SECONDS,
             limit=_PREPARE_SECONDS, limits={"load": self._settings.run_timeout},
         )  # fmt: skip
@@ -145,7 +147,7 @@ class CudaHost:
         count = len(binaries) + 1 + len(opponents)
         limits = {str(i): self._settings.run_timeout for i in range(count)}
         programs = tuple(map(_program, binaries))
-        ended = self._worker.call(
+        ended = self._call(
             "compare", programs, str(workload), data, seconds, vendor, tuple(opponents), rested,
             limit=_PREPARE_SECONDS, limits=limits,
         )  # fmt: skip
@@ -161,9 +163,20 @@ class CudaHost:
 
     # -- ends -------------------------------------------------------------------------------
 
+    def _call(self, method: str, *args: object, **limits: Any) -> Ended:
+        """A call of the runner. Its process is replaced after a driver's error of nobody's kernel.
+
+        Such an error, for example that the device is gone, is raised.
+        """
+        try:
+            return self._worker.call(method, *args, **limits)
+        except CudaError:
+            self._worker.stop()
+            raise
+
     def _ask(self, method: str, *args: object) -> object:
         """A call that runs no candidate, so that its death is not data."""
-        ended = self._worker.call(method, *args, limit=_PREPARE_SECONDS)
+        ended = self._call(method, *args, limit=_PREPARE_SECONDS)
         if isinstance(ended, Done):
             return ended.value
         raise TargetError(f"the GPU's runner ended in '{method}': {self._reason(ended)}")

@@ -67,8 +67,8 @@ class _Workspace:
 class _Cubin(_Workspace):
     def __init__(self, program: Program, device: Device) -> None:
         self._program, self._device = program, device
-        self._module = Module(Path(program.path))
         super().__init__(program.workspace_bytes, program.zeroed_bytes)
+        self._module = Module(Path(program.path))
 
     def launch(self, arguments: Sequence[int]) -> None:
         for step in self._program.launches:

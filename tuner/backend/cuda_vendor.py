@@ -1,27 +1,32 @@
-"""The opponents on CUDA, by name, and torch.matmul (cuBLAS) among them.
-
-Each runs on the same rotating sets as the kernels it is compared with, in CUDA graphs.
-"""
+"""The opponents on CUDA, by name: libraries' best modes on the same rotating argument sets."""
 
 from __future__ import annotations
 
-import importlib.util
-import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
-from kt.spaces.workload import Gemm, Operand, Workload
+from kt.spaces.workload import Attention, Conv2d, Gemm, Workload
 
 from .cublaslt import cublaslt_tuned
 from .driver import Replayable
+from .vendor_conv import cudnn_conv2d, inductor_conv2d
+from .vendor_sdpa import best_sdpa, cudnn_attention, fa2, fa3, flex
+from .vendor_torch import (
+    TorchOpponent,
+    Unavailable,
+    compiled,
+    epilogue,
+    epilogue_in_place,
+    import_torch,
+)
 
-_TORCH = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-_RAW = {8: "<i8", 4: "<i4", 2: "<i2"}
-_WARM = 3
+Sets = Sequence[Sequence[int]]
+"""Device addresses of a workload's operands in order, once a set."""
 
 
 class Opponent(Protocol):
-    """A library's product on given argument sets."""
+    """A library's operator on given argument sets."""
 
     def warm_us(self) -> float:
         """Time of one launch, roughly, microseconds; graphs may be captured after it."""
@@ -33,109 +38,85 @@ class Opponent(Protocol):
         """Library, version and what of it runs."""
 
 
-class _DeviceArray:
-    """Foreign device memory through the CUDA array interface, as integers of some width."""
-
-    def __init__(self, address: int, shape: tuple[int, ...], width: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": shape, "typestr": _RAW[width], "data": (address, False), "version": 3,
-        }  # fmt: skip
+Make = Callable[[Any, Sets, Any], Opponent]
+"""From a workload, its argument sets and a stream; raises Unavailable."""
 
 
-def vendor_library(workload: Workload, sets: Sequence[Sequence[int]]) -> TorchMatmul | None:
-    """torch on these argument sets; None without torch or for what torch.matmul cannot do."""
-    if importlib.util.find_spec("torch") is None or not isinstance(workload, Gemm):
-        return None
-    if workload.dtype not in _TORCH and workload.dtype != "tf32":
-        return None
-    return TorchMatmul(workload, sets)
+def vendor_library(workload: Workload, sets: Sets) -> Opponent | None:
+    """The library that tuning is shown against; None without one for this workload."""
+    try:
+        match workload:
+            case Gemm():
+                return torch_matmul(workload, sets, None)
+            case Conv2d():
+                return cudnn_conv2d(workload, sets, None)
+            case Attention():
+                return best_sdpa(workload, sets)
+    except Unavailable:
+        pass
+    return None
 
 
-class TorchMatmul:
-    """`torch.matmul(out=)` and the epilogue as a torch user writes it."""
+def torch_matmul(workload: Gemm, sets: Sets, stream: Any) -> TorchOpponent:
+    """`torch.matmul(out=)` (cuBLAS) and the epilogue as a torch user writes it."""
+    torch = import_torch(workload)
 
-    def __init__(self, workload: Gemm, sets: Sequence[Sequence[int]]) -> None:
-        import torch
+    def eager(named: Any) -> Any:
+        a, b = _operands(workload, named)
+        c = torch.matmul(a, b, out=named["C"])
+        return epilogue_in_place(torch, workload.epilogue, c, named)
 
-        self._torch, self._workload = torch, workload
-        torch.backends.cuda.matmul.allow_tf32 = workload.dtype == "tf32"
-        operands = (*workload.inputs(), workload.output())
-        self._names = [operand.name for operand in operands]
-        self._sets = [
-            [self._tensor(a, o) for a, o in zip(row, operands, strict=True)] for row in sets
-        ]
-
-    def _tensor(self, address: int, operand: Operand) -> Any:
-        width = operand.bytes // operand.elements
-        raw = self._torch.as_tensor(_DeviceArray(address, operand.shape, width), device="cuda")
-        name = _TORCH.get(operand.dtype, "float32")
-        return raw.view(getattr(self._torch, name))
-
-    def _launch(self, tensors: Sequence[Any]) -> None:
-        torch, named = self._torch, dict(zip(self._names, tensors, strict=True))
-        a, b, c = tensors[0], tensors[1], tensors[-1]
-        a = a.transpose(-1, -2) if self._workload.layout[0] == "t" else a
-        b = b.transpose(-1, -2) if self._workload.layout[1] == "t" else b
-        torch.matmul(a, b, out=c)
-        for op in self._workload.epilogue:
-            match op:
-                case "bias" | "residual":
-                    c.add_(named[op])
-                case "scale":
-                    c.mul_(named[op])
-                case "relu":
-                    torch.relu_(c)
-                case "gelu":
-                    c.copy_(torch.nn.functional.gelu(c))
-                case _:
-                    torch.nn.functional.silu(c, inplace=True)
-
-    def describe(self) -> str:
-        """Library and version."""
-        return f"torch {self._torch.__version__}: torch.matmul(out=)"
-
-    def warm_us(self) -> float:
-        """Time of one launch, roughly; also makes torch pick its kernel before a capture."""
-        for tensors in self._sets[:_WARM]:
-            self._launch(tensors)
-        self._torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for i in range(_WARM):
-            self._launch(self._sets[i % len(self._sets)])
-        self._torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / _WARM * 1e6
-
-    def graph(self, count: int) -> TorchGraph:
-        """`count` launches over the sets as one graph."""
-        graph = self._torch.cuda.CUDAGraph()
-        with self._torch.cuda.graph(graph):
-            for i in range(count):
-                self._launch(self._sets[i % len(self._sets)])
-        return TorchGraph(graph, self._torch)
+    return TorchOpponent(torch, workload, sets, "torch.matmul(out=)", {"eager": eager})
 
 
-class TorchGraph:
-    """A torch graph that replays on a stream of ours."""
+def inductor_triton(workload: Gemm, sets: Sets, stream: Any) -> TorchOpponent:
+    """The same function compiled in max-autotune mode, with Triton as the only backend."""
+    torch = import_torch(workload)
 
-    def __init__(self, graph: Any, torch: Any) -> None:
-        self._graph, self._torch = graph, torch
+    def chain(named: Any) -> Any:
+        return epilogue(torch, workload.epilogue, torch.matmul(*_operands(workload, named)), named)
 
-    def replay(self, stream: Any) -> None:
-        with self._torch.cuda.stream(self._torch.cuda.ExternalStream(int(stream))):
-            self._graph.replay()
-
-    def destroy(self) -> None:
-        self._graph.reset()
+    forms = {"max-autotune, Triton only": compiled(torch, chain, "TRITON")}
+    what = "torch.compile, output allocated by torch"
+    return TorchOpponent(torch, workload, sets, what, forms)
 
 
-def _torch_matmul(
-    workload: Workload, sets: Sequence[Sequence[int]], stream: Any
-) -> TorchMatmul | None:
-    return vendor_library(workload, sets)
+def _operands(workload: Gemm, named: Any) -> tuple[Any, Any]:
+    a, b = named["A"], named["B"]
+    return (
+        a.transpose(-1, -2) if workload.layout[0] == "t" else a,
+        b.transpose(-1, -2) if workload.layout[1] == "t" else b,
+    )
 
 
-OPPONENTS: Mapping[str, Callable[[Workload, Sequence[Sequence[int]], Any], Opponent | None]] = {
-    "torch": _torch_matmul,
-    "cublaslt-tuned": cublaslt_tuned,
+_MAKERS: Mapping[str, Mapping[type[Workload], Make]] = {
+    "torch": {Gemm: torch_matmul},
+    "cublaslt-tuned": {Gemm: cublaslt_tuned},
+    "inductor-triton": {Gemm: inductor_triton},
+    "cudnn": {Conv2d: cudnn_conv2d, Attention: cudnn_attention},
+    "inductor": {Conv2d: inductor_conv2d},
+    "fa3": {Attention: fa3},
+    "fa2": {Attention: fa2},
+    "flex": {Attention: flex},
 }
-"""From a workload, its argument sets and a stream to the opponent; None where there is none."""
+COMPILED = frozenset({"inductor-triton", "inductor", "flex"})
+"""Those that tune themselves when made, for up to minutes."""
+
+
+def opponents_of(workload: Workload) -> tuple[str, ...]:
+    """The opponents that know a workload's operator."""
+    return tuple(name for name, makers in _MAKERS.items() if type(workload) in makers)
+
+
+def opponent(name: str, workload: Workload, sets: Sets, stream: Any) -> Opponent:
+    """The opponent, ready to run; raises Unavailable with the reason where it cannot take part."""
+    make = _MAKERS[name].get(type(workload))
+    if make is None:
+        raise Unavailable(f"{name} has no {workload.OPERATOR}")
+    return make(workload, sets, stream)
+
+
+OPPONENTS: Mapping[str, Callable[[Workload, Sets, Any], Opponent]] = {
+    name: partial(opponent, name) for name in _MAKERS
+}
+"""By name, from a workload, its argument sets and a stream; raises Unavailable."""

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
-from kt.spaces.errors import ToolchainError
-from kt.spaces.kernel import Launch
+from kt.spaces.errors import TargetError, ToolchainError
+from kt.spaces.kernel import MAP_SWIZZLES, MAP_TYPES, Launch, TensorMap
 
-STICKY = frozenset({
-    214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, 999,
-})  # fmt: skip
-"""Error codes after which the context is lost: the process must be replaced."""
 OUT_OF_MEMORY = 2
-LAUNCH_REFUSED = frozenset({1, 8, 9, 98, 200, 209, 218, 300, 701, 720, 801, 912})
-LOST = frozenset({46, 100, 101, 220, 802})
+REFUSED = frozenset({1, 8, 9, 98, 200, 209, 218, 300, 701, 720, 801, 912})
+"""Codes of a launch that the driver refused; the context lives on."""
+LOST = frozenset({46, 100, 101, 214, 220, 226, 802})
+"""Codes that are the device's fault, not the kernel's, or that say that it is gone."""
 
 
-class CudaError(Exception):
-    """A driver call failed. `code` is the CUresult."""
+def sticky(code: int) -> bool:
+    """Whether an error takes the context with it, so that the process must be replaced."""
+    return code not in REFUSED and code != OUT_OF_MEMORY
+
+
+class CudaError(TargetError):
+    """A driver call failed. `code` is the CUresult.
+
+    Where no candidate is to blame this ends a command with its one line.
+    """
 
     def __init__(self, call: str, code: int, name: str) -> None:
         super().__init__(f"{call} failed: {name}")
-        self.code, self.name = code, name
+        self.call, self.code, self.name = call, code, name
+
+    def __reduce__(self) -> tuple[type[CudaError], tuple[str, int, str]]:
+        return CudaError, (self.call, self.code, self.name)  # through the pipe of a worker
 
 
 def driver() -> Any:
@@ -134,22 +145,70 @@ _TYPES: dict[str, Any] = {
 def launch(
     module: Module, step: Launch, arguments: Sequence[object], stream: Any, types: str = ""
 ) -> None:
-    """Starts one kernel. Parameters are pointers unless `types` has a letter for each."""
+    """Starts one kernel. Parameters are pointers unless `types` has a letter for each.
+
+    The last argument is the workspace where the kernel takes tensor maps.
+    """
+    function = module.function(step.entry, step.shared_bytes)
+    config = _configured(step, stream)
+    if step.resident:
+        config.gridDimX = min(step.grid[0], _resident(module, step, function, config))
+    maps = [_encoded(m, int(arguments[m.argument]) + m.offset) for m in step.maps]  # type: ignore[call-overload]
+    parameters = [_TYPES[letter] for letter in types or "P" * len(arguments)]
+    values = ((*arguments, *maps), (*parameters, *[None] * len(maps)))  # a map goes by value
+    call("cuLaunchKernelEx", config, function, values, 0)
+
+
+def _configured(step: Launch, stream: Any) -> Any:
+    """The CUlaunchConfig of a launch."""
     bindings = driver()
     config = bindings.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = step.grid
     config.blockDimX, config.blockDimY, config.blockDimZ = step.block
     config.sharedMemBytes, config.hStream = step.shared_bytes, stream
+    attributes = []
     if step.cluster != (1, 1, 1):
         attribute = bindings.CUlaunchAttribute()
         attribute.id = bindings.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster = attribute.value.clusterDim
         cluster.x, cluster.y, cluster.z = step.cluster
-        config.attrs, config.numAttrs = [attribute], 1
-    kinds = tuple(_TYPES[letter] for letter in types or "P" * len(arguments))
-    call(
-        "cuLaunchKernelEx", config, module.function(step.entry, step.shared_bytes),
-        (tuple(arguments), kinds), 0,
+        attributes.append(attribute)
+    if step.early:
+        attribute = bindings.CUlaunchAttribute()
+        kinds = bindings.CUlaunchAttributeID
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(attribute)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
+_held_at_once: WeakKeyDictionary[Module, dict[str, int]] = WeakKeyDictionary()
+
+
+def _resident(module: Module, step: Launch, function: Any, config: Any) -> int:
+    """CTAs, in whole clusters, that the device holds at once; asked once for each kernel."""
+    known = _held_at_once.setdefault(module, {})
+    if step.entry not in known:
+        x, y, z = step.cluster
+        clusters = int(call("cuOccupancyMaxActiveClusters", function, config))
+        known[step.entry] = max(clusters, 1) * x * y * z
+    return known[step.entry]
+
+
+@functools.lru_cache(maxsize=4096)
+def _encoded(tensor: TensorMap, address: int) -> Any:
+    """The CUtensorMap of a tensor at `address`; a graph launches the same ones again and again."""
+    b, rank = driver(), len(tensor.extents)
+    long, word = b.cuuint64_t, b.cuuint32_t
+    return call(
+        "cuTensorMapEncodeTiled", b.CUtensorMapDataType(MAP_TYPES[tensor.dtype]), rank, address,
+        [long(x) for x in tensor.extents], [long(x) for x in tensor.strides],
+        [word(x) for x in tensor.box], [word(x) for x in tensor.all_steps],
+        b.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        b.CUtensorMapSwizzle(MAP_SWIZZLES[tensor.swizzle]),
+        b.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        b.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )  # fmt: skip
 
 

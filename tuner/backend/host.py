@@ -1,7 +1,4 @@
-"""The parent's side of the CPU runner: datasets, limits, and deaths turned into data.
-
-A runner of another device has the same methods and slots in beside this one.
-"""
+"""The parent's side of a runner, and the CPU's: datasets, limits, deaths turned into data."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import signal
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from kt.logs.record import Bound, Failure, FailureKind, Settings, Stage
 from kt.spaces.errors import TargetError
@@ -39,6 +37,39 @@ _STAGES: Mapping[str, Stage] = {"check": "check", "run": "run"}
 
 Own = Callable[[str], Path]
 """Builds a library of kt's own from its source."""
+
+
+Data = Any
+
+
+class Host(Protocol):
+    """The parent's side of one runner process; `Data` is whatever it calls a dataset."""
+
+    def close(self) -> None: ...
+    def kill(self) -> None: ...
+    def refuse(self, workload: Workload) -> None: ...
+    def dataset(self, workload: Workload, seed: int) -> Data: ...
+    def forget(self, data: Data) -> None: ...
+    def bound(self, dtype: str) -> Bound: ...
+    def evidence(self) -> dict[str, float]: ...
+    def vendor_us(self, workload: Workload, data: Data) -> float | None: ...
+    def run(
+        self,
+        binary: Binary,
+        workload: Workload,
+        data: Data,
+        incumbent_us: float | None,
+        deadline: float | None,
+    ) -> Ran | None: ...
+    def verify(self, binary: Binary, workload: Workload, data: Data) -> Verified: ...
+    def compare(
+        self,
+        binaries: Sequence[Binary],
+        workload: Workload,
+        data: Data,
+        seconds: float,
+        vendor: bool,
+    ) -> Compared: ...
 
 
 class CpuHost:

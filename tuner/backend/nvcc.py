@@ -19,6 +19,15 @@ FLAGS = ("-O3", "--shared", "-Xcompiler", "-fPIC")
 _VERSION_SECONDS = 20.0
 
 
+def code_flag(arch: str) -> str:
+    """The option for code of that architecture alone.
+
+    `-arch=sm_90a` would also compile for sm_90, which lacks the instructions of sm_90a.
+    """
+    number = arch.removeprefix("sm_")
+    return f"-gencode=arch=compute_{number},code=sm_{number}"
+
+
 @dataclass(frozen=True)
 class Nvcc:
     """A working nvcc and the last line of its `--version`."""
@@ -32,11 +41,12 @@ class Nvcc:
 
     def identity(self, arch: str) -> str:
         """All that decides the binary besides the source."""
-        return "\n".join((self.command, self.version, arch, *FLAGS))
+        return "\n".join((self.command, self.version, code_flag(arch), *FLAGS))
 
     def compile(self, directory: Path, arch: str, timeout: float) -> BuildFacts | Failure:
         """Compiles `kernel.cu` to `kernel.so` in `directory`."""
-        command = [self.command, f"-arch={arch}", *FLAGS, "-o", self.binary_name, self.source_name]
+        flags = (code_flag(arch), *FLAGS)
+        command = [self.command, *flags, "-o", self.binary_name, self.source_name]
         done = run_child(command, directory, timeout, os.environ | {"TMPDIR": str(directory)})
         failure = judge(done, timeout)
         if failure is not None:

@@ -1,0 +1,141 @@
+"""Benchmark classes: tunes each workload, then times it interleaved with default and opponents.
+
+    python benchmarks/run.py --class gemm-tiny conv2d-resnet [options]
+
+The device is the classes' own: this machine's CPU, or its GPU. A workload whose row exists is
+skipped and no row is begun that `--minutes` may not suffice for, so that the same command,
+repeated, goes on; `--remeasure` times the logged winners again, `--retune` starts over. Rows are
+written one by one; with `--out` (default: the folder that $OUT names) also as CLASS.tar.gz, which
+`tar -xzf CLASS.tar.gz -C benchmarks` unpacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from classes import CLASSES, MOST_TRIALS
+from measure import Bench, NoResult, gpu_state
+from rows import Results, packed
+
+from kt.spaces.errors import KtError
+from kt.spaces.workload import parse
+from kt.tuner.api import effective_settings
+from kt.tuner.backend.cuda_vendor import COMPILED
+from kt.tuner.devices import tuning_target
+from kt.tuner.pool import LocalMeasurer
+
+LIBRARIES = ("numpy", "xgboost", "xgboost-cpu", "scikit-learn", "scipy", "torch", "triton",
+             "fa3-fwd", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-cuda-nvrtc",
+             "cuda-bindings")  # fmt: skip
+TUNING_SECONDS = {"cpu": 120.0, "cuda": 40.0}
+SPARE_SECONDS, COMPILING_SECONDS = 12.0, 45.0
+"""What a row may take besides tuning: comparison, and an opponent that tunes itself."""
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for the terminal."""
+    return (
+        f"{row['workload']:42} kt {row['kt_us']:9.2f} us  {row['opponent']} "
+        f"{row['opponent_us']:9.2f} us  ratio {row['ratio']:.3f} "
+        f"({row['ratio_low']:.3f}-{row['ratio_high']:.3f})  "
+        f"default/kt {row['default_us'] / row['kt_us']:.2f}  "
+        f"bound {100 * row['bound_us'] / row['kt_us']:.0f} %  {row['family']}, "
+        f"{row['trials']} trials at {row['trials_per_second']:.1f}/s, "
+        f"idle {100 * row['idle_share']:.0f} %"
+    )
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--class", nargs="+", dest="classes", required=True, choices=list(CLASSES), metavar="CLASS",
+        help=", ".join(CLASSES),
+    )  # fmt: skip
+    parser.add_argument("--only", default="", help="workloads that contain this text")
+    parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")
+    parser.add_argument("--seconds-per-shape", type=float, help="for tuning")
+    parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
+    parser.add_argument("--rested", action="store_true", help="also with pauses before samples")
+    parser.add_argument("--remeasure", action="store_true", help="time the logged winners again")
+    parser.add_argument("--retune", action="store_true", help="start over")
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
+    parser.add_argument("--commit", default="", help="of this tree, where git does not know")
+    given = parser.parse_args()
+    devices = {CLASSES[name].device for name in given.classes}
+    if len(devices) > 1:
+        parser.error(f"--class: accepts classes of one device, not of {' and '.join(devices)}")
+    (given.device,) = devices
+    most = MOST_TRIALS[given.device]
+    given.trials = most if given.trials is None else given.trials
+    if not 1 <= given.trials <= most:
+        parser.error(f"--trials {given.trials}: accepts 1 to {most}")
+    if given.rested and given.device == "cpu":
+        parser.error("--rested: for GPUs")
+    for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
+        if given.device == "cpu" and name in os.environ:
+            parser.error(f"unset {name}: it makes the opponent slower")
+    return given
+
+
+def fingerprint(bench: Bench) -> dict[str, Any]:
+    """What the results were measured on."""
+    target = bench.target
+    found = {"processor": target.processor, "arch": target.arch, "cores": target.cores}
+    return found | bench.measurer.environment() | (gpu_state() if target.kind == "cuda" else {})
+
+
+def measured(bench: Bench, results: Results, given: argparse.Namespace, end: float) -> list[str]:
+    """Adds the rows of one class that are missing; says what has none in the end."""
+    slow = COMPILED.intersection(bench.one.opponents)
+    spare = SPARE_SECONDS + COMPILING_SECONDS * len(slow)
+    missing = []
+    for text in bench.one.workloads:
+        again = given.remeasure or given.retune
+        if given.only not in text or (text in results.rows and not again):
+            continue
+        if time.monotonic() + bench.seconds + spare > end:
+            missing.append(f"{text}: no time left")
+            continue
+        workload = parse(text)
+        try:
+            row = bench.row(workload, bench.tuned_log(workload, given.retune), given.rested)
+        except (NoResult, KtError) as why:
+            missing.append(f"{text}: {why}")
+            print(missing[-1], flush=True)
+            continue
+        results.add(row)
+        print(line(results.rows[text]), flush=True)
+        if given.out:
+            packed(bench.name, given.device, given.out)
+    return missing
+
+
+def main() -> None:
+    """Runs what is missing; exits 1 when a workload has no row in the end."""
+    given = arguments()
+    end, missing = time.monotonic() + 60 * given.minutes, []
+    try:
+        target = tuning_target("cpu" if given.device == "cpu" else "cuda")
+    except KtError as error:
+        sys.exit(str(error))
+    seconds = given.seconds_per_shape or TUNING_SECONDS[target.kind]
+    settings = effective_settings(target, {"trials": given.trials, "seconds": seconds})
+    with LocalMeasurer(target, settings) as measurer:
+        for name in given.classes:
+            bench = Bench(name, target, measurer, given.trials, seconds)
+            results = Results(given.device, name, fingerprint(bench), LIBRARIES, given.commit)
+            missing += measured(bench, results, given, end)
+    print(*["", *missing], sep="\n")
+    sys.exit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+// From the accumulators of wgmma to C: the sums of split-K meet, and a warpgroup stores its tile with the epilogue on the way.
+#ifndef KT_HOPPER_STORE_CUH
+#define KT_HOPPER_STORE_CUH
+
+#include "hopper_config.cuh"
+
+// ---- memory for boxes of C, a warpgroup's own
+
+constexpr bool STORE_BY_TMA = KT_STORE == KT_STORE_TMA;
+constexpr int BOX_N = BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16, BOX_ROW = BOX_N * OUTPUT_BYTES, BOX_BYTES = 64 * BOX_ROW;
+constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : 0;
+static_assert(!STORE_BY_TMA || (BN % 16 == 0 && OUTPUT_BYTES == 2 && C_GROUP == 8), "boxes of C");
+
+constexpr u64 TILES = (u64)CLUSTERS * CLUSTER_SIZE; // of C in a batch, those beyond its edges counted
+using Splits = kt_split_workspace<TILES * KT_BATCH * READERS, (u64)GROUP_M * BN>;
+
+// A warpgroup and its tile of C.
+struct kt_group_tile {
+    kt_output *c;
+    kt_epilogue epilogue;
+    u64 index;       // of the batch's C
+    u32 row, column; // of the warpgroup's tile in C
+    u32 thread, barrier;
+
+    KT_DEVICE u32 lane() const { return thread % 32; }
+    KT_DEVICE u32 row_of(int i, int h) const { return row + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4; }
+    KT_DEVICE u32 column_of(int j) const { return column + 8 * j + lane() % 4 * 2; }
+};
+
+// COUNT neighbours of each pair: finished into C, or as they are into the sums of split-K.
+template <int COUNT, bool PARTIAL> KT_DEVICE void kt_store_pairs(kt_sums &sums, const kt_group_tile &to, u8 *workspace, u32 split) {
+#pragma unroll
+    for (int j = 0; j < BN / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e += COUNT) {
+            const u32 column = to.column_of(j) + e;
+            if (CHECK_N && column >= KT_N) continue;
+            const kt_columns<COUNT> columns = kt_load_columns<COUNT>(to.epilogue, column, !PARTIAL);
+#pragma unroll
+            for (int i = 0; i < M_PARTS; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    const u32 row = to.row_of(i, h);
+                    if (CHECK_M && row >= KT_M) continue;
+                    const u64 index = to.index + (u64)row * C_LD + column;
+                    kt_acc sum[COUNT];
+#pragma unroll
+                    for (int g = 0; g < COUNT; g++) sum[g] = sums.pair(i, j, h)[e + g];
+                    if (PARTIAL) kt_store_partial<COUNT>(workspace, split, index, sum);
+                    else kt_finish_and_store<COUNT>(to.c, index, sum, columns, to.epilogue);
+                }
+        }
+}
+
+// Boxes of 64 rows through shared memory, each stored by the TMA while the next is being finished.
+struct kt_box_store {
+    u32 memory, next = 0;
+
+    KT_DEVICE void store(kt_sums &sums, const kt_group_tile &to, const kt_tensor_map &map, u32 batch) {
+        const u32 lane = to.lane(), row = to.thread / 32 * 16 + lane % 16;
+#pragma unroll
+        for (int box = 0; box < BN / BOX_N; box++)
+#pragma unroll
+            for (int i = 0; i < M_PARTS; i++) { // innermost: bias and the like are held for one box's columns only
+                const u32 at = memory + next * BOX_BYTES;
+                if (to.thread == 0) kt_store_box_wait<KT_STORE_BUFFERS - 1>();
+                kt_warpgroup_sync(to.barrier);
+#pragma unroll
+                for (int q = 0; q < BOX_N / 16; q++) {
+                    u32 words[4];
+#pragma unroll
+                    for (int v = 0; v < 4; v++) words[v] = finished(sums, to, i, (box * BOX_N + q * 16) / 8 + v / 2, v % 2);
+                    u32 offset = row * BOX_ROW + (2 * q + lane / 16) * 16;
+                    offset ^= (offset >> 3) & ((BOX_ROW / 16 - 1) << 4); // the swizzle of the map
+                    kt_stmatrix(at + offset, words);
+                }
+                kt_fence_async_proxy();
+                kt_warpgroup_sync(to.barrier);
+                if (to.thread == 0) kt_store_box(map, at, to.column + box * BOX_N, to.row + 64 * i, batch);
+                if (++next == KT_STORE_BUFFERS) next = 0;
+            }
+    }
+
+    KT_DEVICE u32 finished(kt_sums &sums, const kt_group_tile &to, int i, int j, int h) const {
+        const u32 row = to.row_of(i, h), column = to.column_of(j);
+        const bool inside = (!CHECK_N || column < KT_N) && (!CHECK_M || row < KT_M);
+        const kt_acc *pair = sums.pair(i, j, h), sum[2] = {pair[0], pair[1]};
+        kt_math residual[2] = {};
+        if (KT_HAS_RESIDUAL && inside) kt_load_outputs<2>(residual, to.epilogue.residual + to.index + (u64)row * C_LD + column);
+        return kt_finish<2>(sum, kt_load_columns<2>(to.epilogue, column, !CHECK_N || column < KT_N), residual).words.w[0];
+    }
+};
+
+// ---- split-K
+
+// Sums a warpgroup's accumulators over the splits of its tile, `part` among those of all tiles, as kt_join_splits does for
+// a whole CTA. True in the warpgroup that then holds the sums.
+KT_DEVICE bool kt_join_group_splits(kt_sums &sums, const kt_group_tile &mine, u8 *workspace, u64 part, u32 split) {
+    constexpr bool ATOMIC = KT_SPLIT_MODE == KT_SPLIT_ATOMIC;
+    constexpr u64 BYTES = (u64)ACCS * WARPGROUP * ACC_BYTES;
+    u32 *counter = (u32 *)workspace + part;
+    u8 *all = workspace + Splits::COUNTERS + part * (ATOMIC ? 1 : KT_SPLIT_K) * BYTES + mine.thread * 16;
+    u8 *own = all + (ATOMIC ? 0 : split * BYTES);
+#pragma unroll
+    for (int v = 0; v < ACCS / 4; v++) {
+        if (ATOMIC) kt_add_global_16((kt_acc *)(own + v * WARPGROUP * 16), sums.four(v));
+        else kt_store_words(own + v * WARPGROUP * 16, kt_acc_words<4>(sums.four(v)));
+    }
+    kt_warpgroup_sync(mine.barrier);
+    if (!kt_warpgroup_any(mine.barrier, mine.thread == 0 && kt_arrive(counter) == KT_SPLIT_K - 1)) return false;
+    if (mine.thread == 0) *counter = 0;
+#pragma unroll
+    for (int v = 0; v < ACCS / 4; v++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums.four(v)[e] = 0;
+#pragma unroll 1
+    for (int s = 0; s < (ATOMIC ? 1 : KT_SPLIT_K); s++) {
+#pragma unroll
+        for (int v = 0; v < ACCS / 4; v++) {
+            u8 *from = all + s * BYTES + v * WARPGROUP * 16;
+            kt_add_acc_words<4>(sums.four(v), kt_load_shared_by_ctas(from));
+            if (ATOMIC) kt_store_words(from, kt_words<4>{});
+        }
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,86 @@
+"""The default θ of products on wgmma: the best of known tiles by the cycle model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kt.spaces.cuda import is_legal
+from kt.spaces.family import Rule
+from kt.spaces.target import Target
+from kt.spaces.theta import Value
+from kt.spaces.workload import Gemm
+
+from .cuda import GROUPS
+from .hopper_model import cycles
+from .hopper_plan import HopperPlan
+
+# Tiles that people use, largest first: bm, bn, consumers, cluster_m, persistent.
+_SHAPES = (
+    (128, 256, 2, 2, True), (128, 256, 2, 1, True), (128, 192, 2, 2, True), (128, 192, 2, 1, True),
+    (128, 128, 2, 2, True), (128, 256, 2, 1, False), (128, 192, 2, 1, False),
+    (128, 128, 2, 2, False), (128, 128, 2, 1, False), (128, 64, 2, 1, False),
+    (64, 256, 1, 1, False), (64, 128, 1, 1, False), (64, 64, 1, 1, False), (64, 32, 1, 1, False),
+    (64, 16, 1, 1, False), (64, 8, 1, 1, False),
+)  # fmt: skip
+_GROUP = 8
+_STAGES = 8
+
+
+def default_values(
+    w: Gemm, target: Target, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
+) -> Mapping[str, Value]:
+    """`knobs` holds the choices by short name."""
+    best: tuple[float, dict[str, Value]] | None = None
+    for values in _candidates(w, target, knobs):
+        legal = _with_stages(values, knobs, rules)
+        if legal is None:
+            continue
+        time = float(cycles(w, target, legal, HopperPlan(w, target, legal))["cycles"])
+        if best is None or time < best[0]:
+            best = time, legal
+    assert best is not None, f"no default tile for '{w}' on {target.name}"
+    return best[1]
+
+
+def _candidates(
+    w: Gemm, target: Target, knobs: Mapping[str, Sequence[Any]]
+) -> Iterator[dict[str, Any]]:
+    """Values of every known tile but the stages: split-K fills the SMs."""
+    bk = max(x for x in knobs["bk"] if x <= knobs["bk"][0] * 2)
+    for bm, bn, consumers, cluster_m, persistent in _SHAPES:
+        if bm not in knobs["bm"] or bn not in knobs["bn"] or cluster_m not in knobs["cluster_m"]:
+            continue
+        values: dict[str, Any] = {
+            "bm": bm, "bn": bn, "bk": bk, "store": knobs["store"][-1], "buffers": 1,
+            "raster": "m", "group": 1, "split_k": 1, "split_mode": "last", "in_flight": 1,
+            "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
+            "cluster_n": 1, "persistent": persistent, "blocks": 1, "pingpong": False,
+            "early": knobs["early"][-1],
+        }  # fmt: skip
+        if bn % 16:
+            values["store"] = "direct"
+        if "swizzle_b" in knobs:
+            values["swizzle_b"] = 128
+        p = HopperPlan(w, target, values)
+        if min(p.m_clusters, p.n_clusters) > 1:
+            fit = (g for g in GROUPS if g in knobs["group"] and g < 2 * p.m_clusters)
+            values["group"] = max((g for g in fit if g <= _GROUP), default=1)
+        wanted = target.cores // int(p.tiles) if not persistent else 1
+        splits = {1, max(s for s in knobs["split_k"] if s <= max(1, min(wanted, p.k_tiles // 4)))}
+        for split in splits:
+            in_flight = int(-(-p.k_tiles // split) > 1)
+            yield {**values, "split_k": split, "in_flight": in_flight}
+
+
+def _with_stages(
+    values: Mapping[str, Any], knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
+) -> dict[str, Any] | None:
+    """As many stages as shared memory holds; None where nothing is legal."""
+    buffers = [b for b in reversed(knobs["buffers"]) if b == 1 or values["store"] == "tma"]
+    for stages in sorted((s for s in knobs["stages"] if s <= _STAGES), reverse=True):
+        for count in buffers:
+            found = {**values, "stages": stages, "buffers": count}
+            if is_legal(rules, found):
+                return found
+    return None

@@ -1,0 +1,274 @@
+"""What the knobs of a product on wgmma imply: tiles, registers, memory, work, launches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from kt.spaces.cuda import ceil_div, output_bytes, round_up
+from kt.spaces.kernel import Launch, TensorMap
+from kt.spaces.target import Target
+from kt.spaces.workload import Gemm
+
+from .cuda import SplitWorkspace, reduce_launch, split_workspace
+from .mma_plan import Operand, operands
+
+WARPGROUP = 128
+MOST_AT_LAUNCH = 248
+MOST_REGISTERS = 232
+"""Of a consumer, unless its accumulators need more."""
+LARGE_REGISTERS = 240
+MANY_SUMS = 192
+INSTRUCTION_REGISTERS = 26
+"""What one instruction needs at launch besides its accumulators, says the compiler."""
+SWIZZLE = 128  # bytes of the widest
+_REPACK_THREADS = 256
+_PAIRED = 2
+"""CTAs of a cluster that find room on every device: its SMs come in pairs."""
+
+
+class HopperPlan:
+    """What knob values imply; arrays in, arrays out, and numbers for the values of one θ."""
+
+    def __init__(self, w: Gemm, target: Target, values: Mapping[str, Any]) -> None:
+        self.w, self.target, self.v = w, target, values
+        self.a, self.b = operands(w)
+        self.bm, self.bn, self.bk = values["bm"], values["bn"], values["bk"]
+        self.consumers, self.blocks_sm = values["consumers"], values["blocks"]
+        self.pingpong = np.asarray(values["pingpong"])
+        self.persistent = np.asarray(values["persistent"])
+
+    # -- threads and registers --------------------------------------------------------------
+
+    @cached_property
+    def exchange(self) -> Any:
+        """Whether the producer is a whole warpgroup, which gives registers to the consumers."""
+        return np.asarray(self.v["producer"]) == "warpgroup"
+
+    @cached_property
+    def producer_warps(self) -> Any:
+        return np.where(self.exchange, 4, 1)
+
+    @cached_property
+    def threads(self) -> Any:
+        return WARPGROUP * self.consumers + 32 * self.producer_warps
+
+    @cached_property
+    def readers(self) -> Any:
+        """Warpgroups that share the rows of a tile."""
+        return np.where(self.pingpong, 1, self.consumers)
+
+    @cached_property
+    def group_m(self) -> Any:
+        """Rows of a warpgroup."""
+        return self.bm // self.readers
+
+    @cached_property
+    def accumulators(self) -> Any:
+        return self.group_m * self.bn // WARPGROUP
+
+    @cached_property
+    def launch_registers(self) -> Any:
+        """Of every thread when a CTA starts; an SM gives them to four warps at a time."""
+        threads = self.blocks_sm * round_up(self.threads, WARPGROUP)
+        return np.minimum(self.target.registers_sm // threads // 8 * 8, MOST_AT_LAUNCH)
+
+    @cached_property
+    def producer_registers(self) -> Any:
+        tight = (self.consumers == 2) & ((self.accumulators > MANY_SUMS) | (self.blocks_sm > 1))
+        return np.where(self.consumers == 3, 32, np.where(tight, 24, 40))
+
+    @cached_property
+    def consumer_registers(self) -> Any:
+        """What a consumer has once the producer gave its own away."""
+        c = self.consumers
+        all_registers = (c + 1) * self.launch_registers
+        most = np.where(self.accumulators > MANY_SUMS, LARGE_REGISTERS, MOST_REGISTERS)
+        share = (all_registers - self.producer_registers) // c // 8 * 8
+        return np.where(self.exchange, np.minimum(share, most), self.launch_registers)
+
+    @cached_property
+    def parts_n(self) -> Any:
+        """Instructions side by side along n: the registers at launch must hold one."""
+        return np.where(self.bn // 2 + INSTRUCTION_REGISTERS <= self.launch_registers, 1, 2)
+
+    # -- memory -----------------------------------------------------------------------------
+
+    @cached_property
+    def swizzle_b(self) -> Any:
+        """Bytes of a row of B's slabs."""
+        return self.row_bytes if self.b.k_major else self.v["swizzle_b"]
+
+    @property
+    def row_bytes(self) -> Any:
+        """Bytes of a row of K-major slabs."""
+        return np.minimum(self.bk * self.a.bytes, SWIZZLE)
+
+    @cached_property
+    def loaded_n(self) -> Any:
+        """Columns of B in a stage: whole slabs."""
+        return self.bn if self.b.k_major else round_up(self.bn, self.swizzle_b // self.b.bytes)
+
+    @cached_property
+    def loaded_bytes(self) -> Any:
+        return (self.bm + self.loaded_n) * self.bk * self.a.bytes
+
+    @cached_property
+    def box_n(self) -> Any:
+        """Columns of a box of C."""
+        return np.where(self.bn % 64 == 0, 64, np.where(self.bn % 32 == 0, 32, 16))
+
+    @cached_property
+    def by_boxes(self) -> Any:
+        """Whether C is stored by the TMA."""
+        return np.asarray(self.v["store"]) == "tma"
+
+    @cached_property
+    def boxes(self) -> Any:
+        """Boxes of a warpgroup's tile of C."""
+        return self.group_m // 64 * (self.bn // self.box_n)
+
+    @cached_property
+    def shared_bytes(self) -> Any:
+        box = 64 * self.box_n * output_bytes(self.w)
+        store = np.where(self.by_boxes, self.consumers * self.v["buffers"] * box, 0)
+        stages = self.v["stages"]
+        return stages * round_up(self.loaded_bytes, 1024) + store + 8 * (2 * stages + 2)
+
+    # -- work -------------------------------------------------------------------------------
+
+    @cached_property
+    def cluster(self) -> Any:
+        """CTAs of a cluster."""
+        return self.v["cluster_m"] * self.v["cluster_n"]
+
+    @cached_property
+    def m_blocks(self) -> Any:
+        return ceil_div(self.w.m, self.bm)
+
+    @cached_property
+    def n_blocks(self) -> Any:
+        return ceil_div(self.w.n, self.bn)
+
+    @cached_property
+    def m_clusters(self) -> Any:
+        return ceil_div(self.m_blocks, self.v["cluster_m"])
+
+    @cached_property
+    def n_clusters(self) -> Any:
+        return ceil_div(self.n_blocks, self.v["cluster_n"])
+
+    @cached_property
+    def tiles(self) -> Any:
+        """Tiles of C over all batches, with those beyond its edges that clusters add."""
+        return self.m_clusters * self.n_clusters * self.cluster * self.w.batch
+
+    @cached_property
+    def units(self) -> Any:
+        """What clusters take one after the other."""
+        return self.m_clusters * self.n_clusters * self.w.batch * self.v["split_k"]
+
+    @cached_property
+    def k_tiles(self) -> Any:
+        return ceil_div(self.w.k, self.bk)
+
+    @cached_property
+    def split_tiles(self) -> Any:
+        """The most tiles of k of one unit."""
+        return ceil_div(self.k_tiles, self.v["split_k"])
+
+    @cached_property
+    def at_once(self) -> Any:
+        """CTAs that the device holds, in whole clusters."""
+        held = self.target.cores * self.blocks_sm // self.cluster
+        return np.maximum(held, 1) * self.cluster
+
+    @cached_property
+    def ctas(self) -> Any:
+        work = self.units * self.cluster
+        return np.where(self.persistent, np.minimum(work, self.at_once), work)
+
+    @cached_property
+    def turns(self) -> Any:
+        """Units that the busiest CTA works on, one after the other."""
+        return ceil_div(self.units * self.cluster, self.ctas)
+
+    # -- of one θ only ----------------------------------------------------------------------
+
+    @cached_property
+    def split(self) -> SplitWorkspace:
+        v = self.v
+        parts, sums = self.tiles * int(self.readers), int(self.group_m) * self.bn
+        return split_workspace(self.w, parts, sums, v["split_k"], v["split_mode"])
+
+    @cached_property
+    def repacked(self) -> tuple[int, int]:
+        """Bytes of the copies of A and B in the workspace; 0 for what is read in place."""
+        return self._repacked_bytes(self.a), self._repacked_bytes(self.b)
+
+    def _repacked_bytes(self, operand: Operand) -> int:
+        return operand.repacked_bytes(self.w.batch) if unaligned(operand) else 0
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.split.bytes + sum(int(round_up(size, 256)) for size in self.repacked)
+
+    def launches(self) -> tuple[Launch, ...]:
+        v = self.v
+        launches = []
+        if vectors := sum(self.repacked) // 16:
+            blocks = ceil_div(vectors, _REPACK_THREADS)
+            launches.append(
+                Launch("kt_repack", (blocks, 1, 1), (_REPACK_THREADS, 1, 1), early=v["early"])
+            )
+        launches.append(
+            Launch(
+                "kt_kernel", (int(self.ctas), 1, 1), (int(self.threads), 1, 1),
+                (int(self.cluster), 1, 1), int(self.shared_bytes), v["early"],
+                resident=bool(v["persistent"]) and int(self.cluster) > _PAIRED, maps=self.maps(),
+            )
+        )  # fmt: skip
+        if v["split_k"] > 1 and v["split_mode"] == "kernel":
+            launches.append(reduce_launch(self.w, early=v["early"]))
+        return tuple(launches)
+
+    def maps(self) -> tuple[TensorMap, ...]:
+        """Of A, B and, where the TMA stores it, C."""
+        v, w = self.v, self.w
+        swizzle_a = int(self.row_bytes) if self.a.k_major else SWIZZLE
+        a = self._map(0, self.a, self.repacked[0], self.split.bytes, self.bm // v["cluster_n"],
+                      v["cluster_n"], swizzle_a)  # fmt: skip
+        at_b = self.split.bytes + round_up(self.repacked[0], 256)
+        b = self._map(1, self.b, self.repacked[1], at_b, self.bn // v["cluster_m"],
+                      v["cluster_m"], int(self.swizzle_b))  # fmt: skip
+        if v["store"] != "tma":
+            return a, b
+        row = w.n * output_bytes(w)
+        box = int(self.box_n)
+        c = TensorMap(
+            len(w.inputs()), 0, w.out_dtype, (w.n, w.m, w.batch), (row, w.m * row), (box, 64, 1),
+            box * output_bytes(w),
+        )  # fmt: skip
+        return a, b, c
+
+    def _map(
+        self, argument: int, operand: Operand, copied: int, offset: int, rows: int, shares: int,
+        swizzle: int,
+    ) -> TensorMap:  # fmt: skip
+        """An operand [batch, outer, inner]; a CTA of a cluster loads `rows` or a share of k."""
+        inner, outer = (operand.k, operand.rows) if operand.k_major else (operand.rows, operand.k)
+        pitch = round_up(operand.pitch_bytes, 16)
+        height = rows if operand.k_major else self.bk // shares
+        return TensorMap(
+            -1 if copied else argument, offset if copied else 0, self.w.dtype,
+            (inner, outer, self.w.batch), (pitch, outer * pitch),
+            (swizzle // operand.bytes, height, 1), swizzle,
+        )  # fmt: skip
+
+
+def unaligned(operand: Operand) -> bool:
+    """Whether rows start where the TMA cannot read them."""
+    return operand.pitch_bytes % 16 != 0

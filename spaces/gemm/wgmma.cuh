@@ -1,0 +1,175 @@
+// Matrix product by the warpgroup instructions of sm_90a: one warp loads tiles by TMA into a ring of shared-memory stages,
+// warpgroups multiply them with wgmma.
+//
+// Any extents: the TMA fills tails with zeros and does not store beyond C. An operand whose rows do not start at multiples
+// of 16 bytes is first repacked by the kernel kt_repack.
+#include "hopper_store.cuh"
+
+constexpr bool A_REPACK_TRANSPOSES = false, B_REPACK_TRANSPOSES = false; // rows along m or n are as good as along k
+#include "repack_kernel.cuh"
+
+// ---- memory
+
+constexpr int K_ROW = kt_min(BK * ELEMENT_BYTES, 128); // bytes of a row of K-major slabs
+using TileA = kt_slabs<A_K_MAJOR, A_K_MAJOR ? K_ROW : 128, BM, BK>;
+using TileB = kt_slabs<B_K_MAJOR, B_K_MAJOR ? K_ROW : KT_SWIZZLE_B, BN, BK>;
+static_assert(B_K_MAJOR || KT_PARTS_N == 1 || PART_N % TileB::WIDTH == 0, "an instruction begins at a slab");
+static_assert(TileA::OUTER % (8 * KT_CLUSTER_N) == 0 && TileB::OUTER % (8 * KT_CLUSTER_M) == 0, "shares of a cluster's CTAs");
+
+constexpr int LOADED_BYTES = TileA::BYTES + TileB::BYTES, STAGE_BYTES = kt_round_up(LOADED_BYTES, 1024);
+constexpr int STORE_AT = STAGES * STAGE_BYTES, BARRIERS_AT = STORE_AT + CONSUMERS * STORE_BYTES;
+constexpr int SHARED_BYTES = BARRIERS_AT + 8 * (2 * STAGES + 2);
+
+// What the Python side computed, when it made this text.
+#ifdef KT_EXPECT_SHARED_BYTES
+static_assert(SHARED_BYTES == KT_EXPECT_SHARED_BYTES, "shared memory");
+static_assert(WORKSPACE_BYTES == KT_EXPECT_WORKSPACE_BYTES && Splits::ZEROED == KT_EXPECT_ZEROED_BYTES, "workspace");
+static_assert(UNITS == KT_EXPECT_UNITS && THREADS == KT_EXPECT_THREADS, "launch");
+#endif
+
+extern __shared__ __align__(1024) u8 kt_shared[];
+
+struct kt_barriers {
+    u32 full, empty, turn; // first of STAGES, STAGES and two
+
+    KT_DEVICE void init() const {
+        for (u32 s = 0; s < STAGES; s++) {
+            kt_barrier_init(full + 8 * s, 1);
+            kt_barrier_init(empty + 8 * s, PARTNERS * READERS * 4); // every warp
+        }
+        for (u32 w = 0; w < 2; w++) kt_barrier_init(turn + 8 * w, 4);
+        kt_barrier_init_done();
+    }
+};
+
+// ---- the producer: one thread
+
+// This CTA's share of a tile, to all that need it.
+template <class Tile, int SHARES> KT_DEVICE void kt_load_tile(u32 to, const kt_tensor_map &map, u32 barrier, u32 row, u32 k, u32 batch,
+                                                              u32 share, u16 ctas) {
+    constexpr u32 OUTER = Tile::OUTER / SHARES;
+    const u32 x = Tile::TRANSPOSED ? row : k, y = (Tile::TRANSPOSED ? k : row) + share * OUTER;
+    to += share * OUTER * (Tile::SLAB_BYTES / Tile::OUTER);
+#pragma unroll
+    for (u32 i = 0; i < Tile::COUNT; i++) {
+        if (SHARES == 1) kt_load_box(to + i * Tile::SLAB_BYTES, map, barrier, x + i * Tile::WIDTH, y, batch);
+        else kt_load_box_to(to + i * Tile::SLAB_BYTES, map, barrier, x + i * Tile::WIDTH, y, batch, ctas);
+    }
+}
+
+KT_DEVICE void kt_produce(const kt_tensor_map &map_a, const kt_tensor_map &map_b, const kt_barriers &barriers, const kt_member &me,
+                          u32 memory) {
+    kt_ring<STAGES> ring;
+    kt_for_units(me, [&](const kt_unit &unit) {
+#pragma unroll 1
+        for (u32 tile = 0; tile < unit.tiles; tile++) {
+            const u32 full = barriers.full + 8 * ring.stage, to = memory + ring.stage * STAGE_BYTES, k = (unit.first + tile) * BK;
+            kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);
+            kt_barrier_expect(full, LOADED_BYTES); // the shares of all CTAs
+            kt_load_tile<TileA, KT_CLUSTER_N>(to, map_a, full, unit.m, k, unit.batch, me.n, me.sharing_a());
+            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, map_b, full, unit.n, k, unit.batch, me.m, me.sharing_b());
+            ring.next();
+        }
+    });
+}
+
+// ---- consumers
+
+// Tells every CTA that writes to this stage that the warp has read it. A warpgroup's warps need not end together.
+KT_DEVICE void kt_release_stage(u32 empty, const kt_member &me, u32 lane) {
+    if (lane >= PARTNERS) return;
+    if (CLUSTER_SIZE == 1) kt_barrier_arrive(empty);
+    else kt_barrier_arrive_at(empty, kt_partner(me, lane));
+}
+
+// The product of `tiles` tiles of k; `reader` is the warpgroup's place among those that share the stages, `next_turn` the
+// barrier to which it says that another's product may begin.
+KT_DEVICE void kt_multiply_tiles(kt_sums &sums, u32 tiles, kt_ring<STAGES> &ring, const kt_barriers &barriers, const kt_member &me,
+                                 u32 memory, u32 reader, u32 lane, u32 next_turn) {
+    u32 before = 0; // the stage whose product may be unfinished
+#pragma unroll 1
+    for (u32 tile = 0; tile < tiles; tile++) {
+        const u32 at = memory + ring.stage * STAGE_BYTES;
+        const u64 a = TileA::descriptor(at) + reader * TileA::offset(GROUP_M, 0), b = TileB::descriptor(at + TileA::BYTES);
+        kt_barrier_wait(barriers.full + 8 * ring.stage, ring.parity);
+        kt_wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < TileA::STEPS; step++)
+#pragma unroll
+            for (int i = 0; i < M_PARTS; i++)
+#pragma unroll
+                for (int j = 0; j < KT_PARTS_N; j++)
+                    kt_wgmma<PART_N>::multiply<TileA::TRANSPOSED, TileB::TRANSPOSED>(
+                        sums.part[i][j], a + TileA::offset(64 * i, step), b + TileB::offset(PART_N * j, step), tile | step);
+        kt_wgmma_commit();
+        kt_wgmma_wait<KT_IN_FLIGHT>();
+        if (!KT_IN_FLIGHT) kt_release_stage(barriers.empty + 8 * ring.stage, me, lane);
+        else if (tile) kt_release_stage(barriers.empty + 8 * before, me, lane);
+        before = ring.stage;
+        ring.next();
+    }
+    if (KT_PINGPONG && lane == 0) kt_barrier_arrive(next_turn); // every wait for a stage is behind
+    if (KT_IN_FLIGHT) {
+        kt_wgmma_wait<0>();
+        kt_release_stage(barriers.empty + 8 * before, me, lane);
+    }
+}
+
+// ---- kernels
+
+#if KT_STORE == KT_STORE_TMA
+#define KT_MAP_C_PARAMETER , const __grid_constant__ kt_tensor_map map_c
+#define KT_MAP_C map_c
+#else
+#define KT_MAP_C_PARAMETER
+#define KT_MAP_C map_a /* not used */
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS)
+kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __grid_constant__ kt_tensor_map map_b KT_MAP_C_PARAMETER) {
+    const u32 memory = kt_shared_address(kt_shared), group = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);
+    const kt_barriers barriers = {memory + BARRIERS_AT, memory + BARRIERS_AT + 8 * STAGES, memory + BARRIERS_AT + 16 * STAGES};
+    const kt_member me = kt_this_member();
+    (void)a, (void)b;
+    if (threadIdx.x == 0) {
+        kt_prefetch_map(map_a), kt_prefetch_map(map_b);
+        barriers.init();
+    }
+    if (CLUSTER_SIZE > 1) kt_cluster_sync();
+    else __syncthreads();
+    kt_release_next();
+    kt_await_previous();
+
+    if (group == CONSUMERS) {
+        if (EXCHANGE_REGISTERS) kt_give_registers<KT_PRODUCER_REGISTERS>();
+        if (threadIdx.x == CONSUMERS * WARPGROUP) kt_produce(map_a, map_b, barriers, me, memory);
+    } else {
+        if (EXCHANGE_REGISTERS) kt_take_registers<KT_CONSUMER_REGISTERS>();
+        const u32 thread = threadIdx.x % WARPGROUP, reader = KT_PINGPONG ? 0 : group;
+        const kt_epilogue epilogue = KT_EPILOGUE_OPERANDS;
+        kt_ring<STAGES> ring;
+        kt_box_store boxes = {memory + STORE_AT + group * STORE_BYTES};
+        u32 turn = 0;
+        kt_for_units(me, [&](const kt_unit &unit) {
+            if (KT_PINGPONG && turn++ % 2 != group) return ring.skip(unit.tiles);
+            kt_sums sums;
+            // The other's stages must have come round, or the parity of this one's would be taken for an older one.
+            if (KT_PINGPONG) kt_barrier_wait(barriers.turn + 8 * group, (turn - 1) / 2 % 2 ^ (group == 0));
+            kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, barriers.turn + 8 * (group ^ 1));
+            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, unit.m + reader * GROUP_M, unit.n, thread, 1 + group};
+            if (SPLIT_BY_KERNEL) return kt_store_pairs<kt_min(C_GROUP, 2), true>(sums, to, workspace, unit.split);
+            if constexpr (SPLIT_IN_KERNEL) {
+                const u64 part = (unit.batch * TILES + unit.tile) * READERS + reader;
+                if (!kt_join_group_splits(sums, to, workspace, part, unit.split)) return;
+            }
+            if constexpr (STORE_BY_TMA) boxes.store(sums, to, KT_MAP_C, unit.batch);
+            else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split);
+        });
+        if (STORE_BY_TMA && thread == 0) kt_store_box_wait<0>();
+    }
+    if (CLUSTER_SIZE > 1) kt_cluster_sync(); // others may still arrive at this CTA's barriers
+}
+
+#define KT_CLUSTER CLUSTER_SIZE
+#define KT_RESIDENT (KT_PERSISTENT && CLUSTER_SIZE > 2)
+#include "launch.cuh"

@@ -1,0 +1,189 @@
+"""The family `wgmma` on a Hopper GPU: random workloads and θ, every special path, float64.
+
+    PYTHONPATH=<folder with kt>:tests python3 -m pytest -q -s -m gpu tests/gpu/test_wgmma_kernels.py
+
+Kernels run in child processes: one that hangs is killed and named, and the others go on. Outputs
+are poisoned and lie between guard zones, like every operand; each kernel runs three times over one
+workspace, and must write the same bits wherever its sums have a fixed order.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import wgmma_cases
+
+from kt.spaces.kernel import Kernel
+
+pytestmark = pytest.mark.gpu
+
+DRAWS = 200
+SECONDS = 40.0
+"""A kernel that says nothing for so long, its reference included, hangs."""
+COMPILERS = max(1, (os.cpu_count() or 2) - 2)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One kernel to be built and run, with the seed of its inputs."""
+
+    name: str
+    kernel: Kernel
+    seed: int
+
+
+def _jobs() -> list[Job]:
+    named = [Job(name, kernel, i) for i, (name, kernel) in enumerate(wgmma_cases.named_kernels())]
+    special = [
+        Job(f"{name} #{i}", kernel, 1000 + i)
+        for name in wgmma_cases.PROPERTIES
+        for i, kernel in enumerate(wgmma_cases.kernels_with(name))
+    ]
+    drawn = []
+    for i in range(DRAWS):
+        extents = wgmma_cases.gemm_cases.EDGES if i % 3 else wgmma_cases.LARGER
+        drawn.append(Job(f"draw {i}", wgmma_cases.random_kernel(i, extents), 2000 + i))
+    return named + special + drawn
+
+
+# -- the child's side -----------------------------------------------------------------------
+
+
+def _kernels() -> ModuleType:
+    """test_gemm_kernels, whose way to build and to run a kernel is used here."""
+    path = Path(__file__).with_name("test_gemm_kernels.py")
+    spec = importlib.util.spec_from_file_location("gemm_kernels", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gemm_kernels"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _build(directory: Path, first: int, step: int) -> None:
+    """Builds every `step`th job; what does not build leaves its message."""
+    kernels = _kernels()
+    jobs = pickle.loads((directory / "jobs").read_bytes())
+    for i in range(first, len(jobs), step):
+        image = kernels.compile_source(jobs[i][0].source, wgmma_cases.H200.arch)
+        if isinstance(image, bytes):
+            (directory / f"{i}.cubin").write_bytes(image)
+        else:
+            (directory / f"{i}.message").write_text(image)
+
+
+def _run(directory: Path, indices: Sequence[int]) -> None:
+    """Runs jobs; a line as each begins and ends."""
+    kernels = _kernels()
+    jobs = pickle.loads((directory / "jobs").read_bytes())
+    for i in indices:
+        print(json.dumps([i]), flush=True)
+        image = (directory / f"{i}.cubin").read_bytes()
+        error, wrong = kernels._run(kernels.Case(*jobs[i]), image, directory)
+        print(json.dumps([i, error, wrong]), flush=True)
+
+
+# -- the test's side ------------------------------------------------------------------------
+
+
+def _child(*words: object, **options: Any) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, __file__, *map(str, words)]
+    return subprocess.Popen(command, env=environment, text=True, **options)
+
+
+def _lines(child: subprocess.Popen[str]) -> queue.Queue[str | None]:
+    """What the child prints, and None at its end."""
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        assert child.stdout
+        for line in child.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def _run_some(directory: Path, todo: list[int], results: dict[int, tuple[float, str]]) -> None:
+    """Runs jobs in one child until all are done or one of them ends it."""
+    child = _child("run", directory, *todo, stdout=subprocess.PIPE)
+    lines, current = _lines(child), todo[0]
+    while True:
+        try:
+            line = lines.get(timeout=SECONDS)
+        except queue.Empty:
+            child.kill()
+            results[current] = (float("inf"), "hangs")
+            break
+        if line is None:
+            if child.wait():
+                results.setdefault(current, (float("inf"), f"ended with code {child.returncode}"))
+            break
+        if not line.startswith("["):
+            continue
+        current, *result = json.loads(line)
+        if result:
+            results[current] = (result[0], result[1])
+    child.wait()
+
+
+def check(jobs: Sequence[Job], directory: Path) -> dict[str, str]:
+    """What is wrong, by job; builds and runs all."""
+    (directory / "jobs").write_bytes(pickle.dumps([(job.kernel, job.seed) for job in jobs]))
+    builders = [_child("build", directory, i, COMPILERS) for i in range(COMPILERS)]
+    for child in builders:
+        assert child.wait(timeout=1200) == 0, "a compiling process failed"
+    failures: dict[str, str] = {}
+    built: list[int] = []
+    for i, job in enumerate(jobs):
+        message = directory / f"{i}.message"
+        if message.exists():
+            failures[f"{job.name}: {job.kernel.workload} {job.kernel.theta}"] = message.read_text()
+        else:
+            built.append(i)
+    results: dict[int, tuple[float, str]] = {}
+    while todo := [i for i in built if i not in results]:
+        _run_some(directory, todo, results)
+    for i, (error, wrong) in results.items():
+        if wrong or not error <= 1:
+            job = jobs[i]
+            failures[f"{job.name}: {job.kernel.workload} {job.kernel.theta}"] = (
+                f"error {error:.3g} of the allowed; {wrong}"
+            )
+    errors = [error for error, _ in results.values()]
+    print(f"\n{len(jobs)} kernels, {len(built)} built, worst error / allowed {max(errors):.3f}")
+    return failures
+
+
+def test_kernels_agree_with_float64(tmp_path: Path) -> None:
+    failures = check(_jobs(), tmp_path)
+    for name, what in list(failures.items())[:40]:
+        print(f"{name}\n    {what}")
+    assert not failures, f"{len(failures)} kernels are wrong"
+
+
+def main() -> None:
+    what, directory, *numbers = sys.argv[1:]
+    if what == "build":
+        _build(Path(directory), int(numbers[0]), int(numbers[1]))
+    else:
+        _run(Path(directory), [int(x) for x in numbers])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""The family `wgmma` without a GPU: legality against the compiler, and results by emulation."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cuda_emulator
+import gemm_cases
+import hopper_emulator
+import msgspec
+import numpy as np
+import pytest
+import wgmma_cases
+from wgmma_cases import H200
+
+from kt.spaces.gemm.wgmma import GemmWgmma
+from kt.spaces.kernel import Kernel, TensorMap, maps_define
+from kt.spaces.space import Space
+from kt.spaces.target import CUDA_TARGETS
+from kt.spaces.workload import Gemm, parse
+
+LARGE = (1, 48, 72, 100, 128, 256, 333, 500, 1000, 1023, 1024, 2048, 4095, 4096)
+SMALL_TARGET = msgspec.structs.replace(H200, cores=4)
+"""Persistence and taking turns need more tiles than SMs, which the emulator would not survive."""
+
+needs_nvrtc = pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install 'kt[cuda-build]'"
+)
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_compiler = pytest.mark.skipif(not cuda_emulator.available(), reason="needs g++")
+
+
+# -- legality -------------------------------------------------------------------------------
+
+
+def _compiled(kernel: Kernel, directory: Path) -> Any:
+    from kt.tuner.backend.nvrtc import find_nvrtc
+
+    (directory / "kernel.cu").write_text(kernel.source)
+    return find_nvrtc().compile(directory, H200.arch, 60.0)
+
+
+def _check_build(kernel: Kernel, directory: Path) -> None:
+    """No spills, no serialised wgmma, and the resources that Python worked out."""
+    from kt.logs.record import BuildFacts
+
+    facts = _compiled(kernel, directory)
+    where = f"{kernel.workload}: {kernel.theta}\n{facts}"
+    assert isinstance(facts, BuildFacts), where
+    assert facts.spill_bytes == 0 and facts.stack_bytes == 0 and not facts.warnings, where
+    assert facts.shared_bytes == 0, where  # all of it is dynamic
+    for step in kernel.launches:
+        assert step.shared_bytes <= H200.shared_bytes and step.grid[0] % step.cluster[0] == 0, where
+        blocks = int(kernel.theta.map["blocks"]) if step.entry == "kt_kernel" else 1
+        held = -(-step.block[0] // 128) * 128 * blocks  # an SM gives registers to four warps
+        assert held * facts.registers <= H200.registers_sm, where
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("seed", range(12))
+def test_legal_points_compile_without_spills(seed: int, tmp_path: Path) -> None:
+    _check_build(wgmma_cases.random_kernel(100 + seed, LARGE), tmp_path)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["clusters of 4 x 2", "two instructions along n", "ping-pong"])
+def test_special_points_compile_without_spills(name: str, tmp_path: Path) -> None:
+    _check_build(wgmma_cases.kernels_with(name, count=1)[0], tmp_path)
+
+
+@needs_nvcc
+def test_nvcc_compiles_the_emitted_text_without_a_warning(tmp_path: Path) -> None:
+    from kt.logs.record import BuildFacts
+    from kt.tuner.backend.nvcc import find_nvcc
+
+    w = parse("gemm 512x512x510 batch=2 epilogue=bias dtype=bf16")  # repacked
+    space = Space(w, H200, [GemmWgmma()])
+    (tmp_path / "kernel.cu").write_text(space.kernel(int(space.defaults()[0])).source)
+    facts = find_nvcc().compile(tmp_path, H200.arch, 120.0)
+    assert isinstance(facts, BuildFacts) and not facts.warnings, facts
+
+
+def test_every_benchmark_shape_has_a_legal_default() -> None:
+    shapes = [
+        "1x1x1", "1x4096x4096", "16x4096x14336", "128x128x65536", "64x64x16384", "4096x4096x4096",
+        "8191x8191x8191", "9477x1152x588", "64x48x80", "4095x1x4097", "3x100000x7", "5x7x131072",
+        "2047x2049x2046", "300x5000x700", "512x512x512", "16384x16384x16384",
+    ]  # fmt: skip
+    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt")):
+        for shape in shapes:
+            w = parse(f"gemm {shape} batch=2 layout={layout} epilogue=bias+gelu dtype={dtype}")
+            space = Space(w, H200, [GemmWgmma()])
+            assert space.why_illegal(int(space.defaults()[0])) is None, f"{w}"
+
+
+def test_rules_explain_themselves_and_features_are_finite() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(6):
+        part = Space(wgmma_cases.draw(rng, LARGE), H200, [GemmWgmma()]).parts[0]
+        points = part.draw(rng, 20000)
+        legal = part.legal(points)
+        reasons = {part.why_illegal(int(p)) for p in points[~legal][:300]}
+        assert all(reason and len(reason) > 15 for reason in reasons)
+        values = part.columns(part.indices(points[legal]))
+        derived = part.family.derive(part.workload, part.target, values)
+        assert all(np.isfinite(column).all() for column in derived.values())
+
+
+def test_the_family_says_what_it_cannot_serve() -> None:
+    family = GemmWgmma()
+    assert "not fp32" in str(family.refuses(parse("gemm 8x8x8 dtype=fp32"), H200))
+    assert "layout nt" in str(family.refuses(parse("gemm 8x8x8 dtype=tf32"), H200))
+    assert family.refuses(parse("gemm 8x8x8 layout=nt dtype=tf32"), H200) is None
+    bf16 = parse("gemm 8x8x8 dtype=bf16")
+    assert "sm_90a" in str(family.refuses(bf16, CUDA_TARGETS["a100"]))
+
+
+def test_the_default_of_a_large_product_is_the_tile_that_vendors_use() -> None:
+    space = Space(parse("gemm 4096x4096x4096 dtype=bf16"), H200, [GemmWgmma()])
+    theta = space.theta(int(space.defaults()[0]))
+    assert (theta.tile["bm"], theta.tile["bn"], theta.tile["bk"]) == (128, 256, 64)
+    assert theta.map["consumers"] == 2 and theta.map["persistent"] and theta.mem["store"] == "tma"
+
+
+# -- tensor maps ----------------------------------------------------------------------------
+
+
+def test_maps_describe_the_operands() -> None:
+    w = parse("gemm 100x200x72 batch=3 layout=tn dtype=bf16")
+    space = Space(w, H200, [GemmWgmma()])
+    (main,) = space.kernel(int(space.defaults()[0])).launches
+    a, b = main.maps[:2]
+    assert (a.argument, a.extents, a.strides) == (0, (100, 72, 3), (208, 72 * 208))
+    assert (b.argument, b.extents, b.strides) == (1, (200, 72, 3), (400, 72 * 400))
+    assert all(m.box[0] * 2 <= m.swizzle and max(m.box) <= 256 for m in main.maps)
+
+
+def test_unaligned_operands_are_read_from_the_workspace() -> None:
+    w = parse("gemm 64x63x64 dtype=bf16")
+    space = Space(w, H200, [GemmWgmma()])
+    kernel = space.kernel(int(space.defaults()[0]))
+    repack, main = kernel.launches[:2]
+    assert repack.entry == "kt_repack" and kernel.theta.mem["store"] == "direct"
+    a, b = main.maps
+    assert (a.argument, b.argument) == (0, -1)
+    assert b.offset + 64 * 64 * 2 <= kernel.workspace_bytes and b.strides[0] == 128
+
+
+def test_maps_become_an_initialiser() -> None:
+    tensor = TensorMap(-1, 512, "bf16", (8, 4), (16,), (8, 4), 32)
+    assert maps_define([tensor]) == "{{-1, 512ull, 9, 2, {8, 4}, {16}, {8, 4}, {1, 1}, 1}}"
+
+
+# -- results, by emulation ------------------------------------------------------------------
+
+
+def _is_right(kernel: Kernel, directory: Path, seed: int = 0) -> bool:
+    w = kernel.workload
+    assert isinstance(w, Gemm)
+    inputs = gemm_cases.inputs(w, np.random.default_rng(seed))
+    reference = gemm_cases.reference(w, inputs)
+    outs = hopper_emulator.run(kernel, inputs, gemm_cases.poison(w), directory)
+    return all(reference.worst(w, out) <= 1 for out in outs)
+
+
+def _one(text: str, wanted: Callable[[Mapping[str, Any]], bool]) -> Kernel:
+    """The first kernel found with a property that the emulator can hold."""
+    space = Space(parse(text), SMALL_TARGET, [GemmWgmma()])
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        for point in space.sample(rng, 128).tolist():
+            values = {name: value for _, name, value in space.theta(point).items()}
+            if wanted(values) and hopper_emulator.fits(kernel := space.kernel(point)):
+                return kernel
+    raise AssertionError(f"no such kernel for {text}")
+
+
+_TEXT = "gemm 300x200x200 batch=2 epilogue=bias+relu dtype=bf16"
+PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "ping-pong in clusters": (_TEXT, lambda v: v["pingpong"] and v["cluster_m"] == 2),
+    "ping-pong with split-K": (
+        "gemm 300x200x400 dtype=fp16", lambda v: v["pingpong"] and v["split_k"] > 1,
+    ),
+    "clusters of 2 x 2": (_TEXT, lambda v: v["cluster_m"] == v["cluster_n"] == 2),
+    "a cluster of 4 along n": (
+        "gemm 130x200x136 layout=nt dtype=bf16", lambda v: v["cluster_n"] == 4,
+    ),
+    "boxes of C in turns": (
+        _TEXT, lambda v: v["store"] == "tma" and v["buffers"] == 2 and v["persistent"],
+    ),
+    "two instructions along n": (
+        "gemm 200x300x100 layout=nt dtype=bf16", lambda v: v["consumers"] == 3 and v["bn"] > 208,
+    ),
+    "sums by a kernel": (_TEXT, lambda v: v["split_mode"] == "kernel" and v["cluster_m"] > 1),
+    "repacked": (
+        "gemm 130x131x77 batch=2 layout=tt epilogue=residual dtype=bf16", lambda v: v["persistent"],
+    ),
+    "tf32": ("gemm 100x72x100 layout=nt dtype=tf32", lambda v: v["split_k"] > 1),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("path", PATHS)
+def test_emulated_kernels_agree_with_the_reference(path: str, tmp_path: Path) -> None:
+    kernel = _one(*PATHS[path])
+    assert _is_right(kernel, tmp_path), f"{kernel.workload}: {kernel.theta}"
+
+
+BUGS = {
+    "a stage is released too early": (
+        "kt_wgmma_wait<KT_IN_FLIGHT>();", "kt_wgmma_wait<KT_IN_FLIGHT + 1>();",
+    ),
+    "a box of C is overwritten too early": (
+        "kt_store_box_wait<KT_STORE_BUFFERS - 1>();", "kt_store_box_wait<KT_STORE_BUFFERS>();",
+    ),
+    "the second row of a thread is the first": ("+ 8 * h + lane() / 4", "+ lane() / 4"),
+    "slabs are taken for rows": ("(u64)(8 * SWIZZLE >> 4) << 32", "(u64)(SWIZZLE >> 4) << 32"),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_emulator_catches_planted_bugs(bug: str, tmp_path: Path) -> None:
+    name = "boxes of C in turns" if "box" in bug else "repacked"
+    kernel = _one(*PATHS[name])
+    correct, wrong = BUGS[bug]
+    assert correct in kernel.source
+    planted = dataclasses.replace(kernel, source=kernel.source.replace(correct, wrong))
+    assert not _is_right(planted, tmp_path)

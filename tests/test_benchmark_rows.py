@@ -1,0 +1,175 @@
+"""Benchmark rows with a fake device: what is tuned, compared and written, and what has no row."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fakes import AnalyticMeasurer, FakeFamily
+
+from kt.logs.journal import read_log
+from kt.logs.query import runs
+from kt.logs.record import BuildFacts
+from kt.spaces import families
+from kt.spaces.target import CUDA_TARGETS, Target, detect_cpu
+from kt.spaces.workload import parse
+from kt.tuner.backend.build import Binary
+from kt.tuner.backend.check import Verified
+from kt.tuner.backend.cpu import Compared
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+TEXT = "attention 1x8x128x64 dtype=fp32"
+
+
+class OtherFamily(FakeFamily):
+    """A second one."""
+
+    name = "mma"
+
+
+class Device(AnalyticMeasurer):
+    """Answers comparisons with given samples, and notes what is asked of it."""
+
+    def __init__(self, compared: Callable[..., Compared], wrong: str = "") -> None:
+        super().__init__()
+        self._compared, self._wrong = compared, wrong
+        self.asked: list[dict[str, Any]] = []
+        self.built: list[str] = []
+
+    def build_source(self, source: str, language: str) -> Binary:
+        self.built.append(source)
+        return Binary(Path("k"), BuildFacts(0.1), 0.1)
+
+    def verify_binary(self, binary: Binary, workload: Any, seeds: Sequence[int]) -> Verified:
+        return Verified(4, 0.0, self._wrong)
+
+    def compare_binaries(self, workload: Any, binaries: Sequence[Binary], **asked: Any) -> Compared:
+        self.asked.append(asked)
+        return self._compared(**asked)
+
+
+OURS = ((2.0, 2.1, 1.9), (4.0, 4.0, 4.1))
+
+
+def on_gpu(**asked: Any) -> Compared:
+    return Compared(
+        OURS, opponents={"fa3": (3.0, 3.1, 2.9), "cudnn": (5.0,) * 3},
+        facts={"fa3": "FlashAttention 3", "cudnn": "cuDNN 9", "fa2": "left out: no kernel"},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The module, on fake families and writing to a folder of its own."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    both = (FakeFamily(), OtherFamily())
+    every = {(op, kind): both for op in ("gemm", "attention") for kind in ("cpu", "cuda")}
+    monkeypatch.setattr(families, "FAMILIES", every)
+    found = importlib.import_module("measure")
+    for module in (found, importlib.import_module("rows")):
+        monkeypatch.setattr(module, "HERE", tmp_path / "benchmarks")
+    yield found
+    found.CLASSES.pop("fake", None)
+
+
+def bench(measure: Any, measurer: Device, target: Target, **fields: Any) -> Any:
+    one = measure.BenchmarkClass("nvidia-h200", ("fa3", "cudnn", "fa2"), 1.0, 1.1, (TEXT,))
+    measure.CLASSES["fake"] = replace(one, **fields)
+    return measure.Bench("fake", target, measurer, 8, 0.0)
+
+
+def test_a_row_on_a_gpu(measure: Any) -> None:
+    device = Device(on_gpu)
+    one = bench(measure, device, CUDA_TARGETS["h200"])
+    log = one.tuned_log(parse(TEXT))
+    row = one.row(parse(TEXT), log, rested=True)
+    assert (row["opponent"], row["ratio"], row["default_us"]) == ("fa3", 1.5, 4.0)
+    assert row["others"] == {"cudnn": 5.0} and row["opponents"]["fa2"] == "left out: no kernel"
+    assert row["rested"]["opponent"] == "fa3" and row["trials"] == 8
+    assert row["log"] == "benchmarks/logs/fake-attention-1x8x128x64-dtype-fp32.jsonl.gz"
+    assert [asked["rested"] for asked in device.asked] == [False, True]
+    assert device.asked[0]["opponents"] == ("fa3", "cudnn", "fa2")
+    (run,) = runs(read_log(log).records)
+    default = run.trials[run.finals[TEXT].default]
+    assert device.built[1] == FakeFamily().kernel(parse(TEXT), one.target, default.theta).source
+    assert one.tuned_log(parse(TEXT)) == log and len(device.measured) == 8  # not tuned again
+
+
+def test_a_class_of_one_family(measure: Any) -> None:
+    one = bench(measure, Device(on_gpu), CUDA_TARGETS["h200"], family="mma")
+    (run,) = runs(read_log(one.tuned_log(parse(TEXT))).records)
+    assert {trial.family for trial in run.trials.values()} == {"mma"}
+
+
+def test_a_row_on_the_cpu(measure: Any) -> None:
+    device = Device(lambda **asked: Compared((*OURS, (6.0, 6.0, 6.0))))
+    one = bench(measure, device, detect_cpu(), device="cpu", opponents=("numpy",))
+    row = one.row(parse(TEXT), one.tuned_log(parse(TEXT)))
+    assert (row["opponent"], row["ratio"], row["others"]) == ("numpy", 3.0, {})
+    assert device.asked[0]["vendor"] and "opponents" not in device.asked[0]
+
+
+@pytest.mark.parametrize(
+    ("compared", "wrong", "says"),
+    [
+        (Compared(OURS, facts={"fa3": "left out: no fp32"}), "", r"no opponent runs here \(fa3: "),
+        (Compared((), 1, "crash: SIGSEGV"), "", "number 1: crash"),
+        (Compared(OURS), "wrong_result: moved", "family mma: wrong_result"),
+    ],
+)
+def test_what_has_no_row(measure: Any, compared: Compared, wrong: str, says: str) -> None:
+    one = bench(measure, Device(lambda **asked: compared, wrong), CUDA_TARGETS["h200"])
+    log = one.tuned_log(parse(TEXT))
+    with pytest.raises(measure.NoResult, match=says):
+        one.row(parse(TEXT), log)
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--class cpu-gemm gemm-tiny", "accepts classes of one device"),
+        ("--class cpu-gemm --trials 200", "--trials 200: accepts 1 to 128"),
+        ("--class gemm-tiny --trials 0", "--trials 0: accepts 1 to 256"),
+        ("--class cpu-gemm --rested", "--rested: for GPUs"),
+        ("--class nothing", "invalid choice: 'nothing'"),
+    ],
+)
+def test_arguments(
+    measure: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, words: str, says: str
+) -> None:
+    run = importlib.import_module("run")
+    monkeypatch.setattr(sys, "argv", ["run.py", *words.split()])
+    with pytest.raises(SystemExit):
+        run.arguments()
+    assert says in capsys.readouterr().err
+
+
+def test_rows_are_written_one_by_one_and_not_measured_twice(
+    measure: Any, tmp_path: Path, capsys: Any
+) -> None:
+    run, rows = (importlib.import_module(name) for name in ("run", "rows"))
+    device = Device(on_gpu)
+    texts = (TEXT, "attention 1x8x64x64 dtype=fp32")
+    one = bench(measure, device, CUDA_TARGETS["h200"], workloads=texts)
+    results = rows.Results("nvidia-h200", "fake", {}, (), "abc")
+    given = SimpleNamespace(
+        remeasure=False, retune=False, only="", rested=False, out=tmp_path, device="nvidia-h200"
+    )
+    assert run.measured(one, results, given, float("inf")) == []
+    assert len(device.asked) == 2 and "ratio 1.500" in capsys.readouterr().out
+    written = tmp_path / "benchmarks" / "results" / "nvidia-h200" / "fake.json"
+    assert [row["workload"] for row in json.loads(written.read_text())["rows"]] == list(texts)
+    assert (tmp_path / "fake.tar.gz").exists()
+    assert run.measured(one, results, given, float("inf")) == [] and len(device.asked) == 2
+    results.rows.clear()
+    assert run.measured(one, results, given, 0.0) == [f"{text}: no time left" for text in texts]

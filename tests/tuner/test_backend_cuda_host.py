@@ -1,0 +1,102 @@
+"""The parent's side of a GPU's runner: which ends cost a trial, and which a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cuda_kernels import gemm
+from fake_cuda_runner import FakeCudaRunner
+
+from kt.logs.record import BuildFacts, Failure, Settings, Timing
+from kt.spaces.errors import KtError
+from kt.spaces.kernel import Launch
+from kt.spaces.target import CUDA_TARGETS
+from kt.tuner.backend.build import Binary
+from kt.tuner.backend.cpu import Ran
+from kt.tuner.backend.cuda_host import CudaHost
+from kt.tuner.backend.worker import Done, Worker
+
+WORKLOAD = gemm()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("host")
+
+
+@pytest.fixture(scope="module")
+def host(folder: Path) -> Iterator[CudaHost]:
+    library = folder / "oracle.cubin"
+    library.touch()
+    settings = Settings(run_timeout=1.0)
+    made = CudaHost(CUDA_TARGETS["h200"], settings, folder, lambda source: library)
+    made._worker = Worker(FakeCudaRunner, (str(folder / "broken"),), folder / "log")
+    yield made
+    made.close()
+
+
+def run(host: CudaHost, what: str) -> Ran:
+    binary = Binary(Path(what), BuildFacts(0.1, what), 0.1, launches=(Launch("k"),))
+    ran = host.run(binary, WORKLOAD, 0, None, None)
+    assert ran is not None
+    return ran
+
+
+def pid(host: CudaHost) -> int:
+    ended = host._worker.call("pid", limit=30)
+    assert isinstance(ended, Done)
+    return int(ended.value)
+
+
+# CUresult, the failure it means, whether the process is replaced.
+CODES = (
+    (700, "crash", True), (702, "crash", True), (715, "crash", True), (716, "crash", True),
+    (719, "crash", True), (999, "crash", True), (709, "crash", True), (201, "crash", True),
+    (46, "device_lost", True), (100, "device_lost", True), (214, "device_lost", True),
+    (220, "device_lost", True), (226, "device_lost", True), (802, "device_lost", True),
+    (2, "out_of_memory", False), (1, "launch_error", False), (209, "launch_error", False),
+    (701, "launch_error", False), (801, "launch_error", False), (912, "launch_error", False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "kind", "replaced"), CODES)
+def test_an_error_code_costs_one_trial(
+    host: CudaHost, code: int, kind: str, replaced: bool
+) -> None:
+    before = pid(host)
+    failed = run(host, f"code {code}").outcome
+    assert isinstance(failed, Failure) and (failed.failure, failed.stage) == (kind, "check")
+    assert isinstance(run(host, "right").outcome, Timing)
+    assert (pid(host) != before) == replaced
+
+
+def test_a_hang_and_a_kill_cost_one_trial(host: CudaHost) -> None:
+    for what, kind, message in (
+        ("hang", "run_timeout", "no result within 1 s: killed"),
+        ("killed", "out_of_memory", "SIGKILL"),
+    ):
+        before = pid(host)
+        failed = run(host, what).outcome
+        assert isinstance(failed, Failure)
+        assert (failed.failure, failed.stage, failed.message) == (kind, "check", message)
+        assert isinstance(run(host, "right").outcome, Timing) and pid(host) != before
+
+
+def test_a_driver_s_error_of_no_kernel_is_one_line_and_a_new_process(host: CudaHost) -> None:
+    before = pid(host)
+    with pytest.raises(KtError, match=r"^cuMemAlloc failed: error 2$"):
+        run(host, "nobody 2")
+    assert isinstance(run(host, "right").outcome, Timing) and pid(host) != before
+
+
+def test_a_device_that_is_gone_is_said_in_one_line(host: CudaHost, folder: Path) -> None:
+    assert isinstance(run(host, "right").outcome, Timing)
+    (folder / "broken").touch()
+    failed = run(host, "code 46").outcome
+    assert isinstance(failed, Failure) and failed.failure == "device_lost"
+    with pytest.raises(KtError, match=r"^cuInit failed: CUDA_ERROR_NO_DEVICE$"):
+        run(host, "right")
+    (folder / "broken").unlink()
+    assert isinstance(run(host, "right").outcome, Timing)

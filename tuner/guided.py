@@ -1,0 +1,148 @@
+"""The guided strategy: candidates by predicted score, diverse, with trials that explore."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kt.spaces.space import Points
+
+from .anneal import anneal
+from .picker import Picker
+from .preset import Preset
+from .state import State
+from .surrogate import Surrogate
+
+DISTRUST_SHARE = 0.5
+"""Share of a batch that explores while the model does not predict."""
+FILLING_POOL = 1024
+
+
+class Guided:
+    """Annealing on the learned model, diverse picks, a neighbourhood sweep, exploration."""
+
+    def __init__(self, surrogate: Surrogate, which: int, epsilon: float, preset: Preset) -> None:
+        self._surrogate, self._which = surrogate, which
+        self._epsilon, self._preset = epsilon, preset
+        self._chains: Points | None = None
+
+    def fill(self, picker: Picker, rng: np.random.Generator) -> None:
+        state = picker.state
+        if not len(state.measured) or not self._surrogate.ready():
+            picker.add(space_filling(picker, rng), "filling")
+            picker.add_random(rng)
+            return
+        guided = max(1, picker.room - self._exploring(picker, rng))
+        if state.stale >= self._preset.patience:
+            swept = int(self._preset.sweep_share * guided)
+            picker.add(self._sweep(state), "sweep", swept)
+            guided -= swept
+        found = self._candidates(state, rng)
+        head = found[: 32 * max(guided, 1)]
+        picker.add(diverse(head, state.space.coordinates(head), guided), "model", guided)
+        if self._preset.exploration == "levels" and self._epsilon > 0:
+            self._explore(picker, found, rng)
+        picker.add_random(rng)
+
+    def _exploring(self, picker: Picker, rng: np.random.Generator) -> int:
+        """How many trials of the batch explore."""
+        if self._epsilon <= 0:
+            return 0
+        share = self._epsilon if self._surrogate.trusted else DISTRUST_SHARE
+        if self._preset.exploration == "uniform":
+            return max(1, round(share * picker.size))
+        whole = math.floor(share * picker.size)  # a small batch explores now and then
+        return whole + int(rng.random() < share * picker.size - whole)
+
+    def _score(self, points: Points) -> NDArray[np.float32]:
+        return self._surrogate.predict(self._which, points)
+
+    def _candidates(self, state: State, rng: np.random.Generator) -> Points:
+        """Points never proposed, by predicted score: all of a small space, else annealed ones."""
+        listed = state.space.listed
+        if listed is not None and len(listed) <= self._preset.listing:
+            points = listed[~np.isin(listed, state.proposed)]
+            return points[np.lexsort((points, -self._score(points)))] if len(points) else points
+        starts = self._starts(state, rng)
+        steps, temperature = self._preset.steps, self._preset.temperature
+        found = anneal(state.space, self._score, starts, rng, steps, temperature)
+        self._chains = found.chains
+        return found.points[~np.isin(found.points, state.proposed)]
+
+    def _starts(self, state: State, rng: np.random.Generator) -> Points:
+        """Chains go on where they were, a quarter restarted: at the best measured, and anew."""
+        chains = self._preset.chains
+        best = state.best_measured(chains // 8)
+        if self._chains is None:
+            fresh = state.space.sample(rng, chains - len(best), state.measured)
+            starts = np.concatenate([best, fresh])
+            return np.resize(starts if len(starts) else state.proposed, chains)
+        kept = self._chains.copy()
+        kept[: len(best)] = best
+        fresh = state.space.sample(rng, chains // 8, state.measured)
+        kept[len(kept) - len(fresh) :] = fresh
+        return kept
+
+    def _sweep(self, state: State) -> Points:
+        """Unproposed one-knob variations of the best few, by predicted score."""
+        around = [state.space.around(int(point)) for point in state.best_measured(3)]
+        points = np.unique(np.concatenate(around)) if around else np.empty(0, dtype=np.int64)
+        points = points[~np.isin(points, state.proposed)]
+        if not len(points):
+            return points
+        return points[np.lexsort((points, -self._score(points)))]
+
+    def _explore(self, picker: Picker, found: Points, rng: np.random.Generator) -> None:
+        """The best predicted candidates of levels (choices of one knob) that the best lacks.
+
+        A model that holds a level to be poor proposes none of it; its best point may be the best
+        of all. Some trials stay uniform: candidates need not contain every level.
+        """
+        state = picker.state
+        best = np.array([state.proposed[0] if state.best_point is None else state.best_point])
+        incumbent = state.space.coordinates(best)[0]
+        spots = state.space.coordinates(found)
+        for _ in range(picker.room):
+            if rng.random() < self._preset.uniform_share or not len(found):
+                continue
+            knob = int(rng.integers(len(incumbent)))
+            levels = np.unique(spots[:, knob])
+            levels = levels[levels != incumbent[knob]]
+            if len(levels):
+                level = levels[rng.integers(len(levels))]
+                picker.add(found[spots[:, knob] == level], "level", 1)
+
+
+def diverse(points: Points, coordinates: NDArray[np.float64], n: int) -> Points:
+    """`points` reordered: first up to `n` that differ pairwise in two knobs or more."""
+    chosen: list[int] = []
+    for i in range(len(points)):
+        if len(chosen) >= n:
+            break
+        differing = (coordinates[chosen] != coordinates[i]).sum(axis=1)
+        if not chosen or differing.min() >= 2:
+            chosen.append(i)
+    rest = np.setdiff1d(np.arange(len(points)), chosen)
+    return np.concatenate([points[chosen], points[rest]]) if len(points) else points
+
+
+def space_filling(picker: Picker, rng: np.random.Generator) -> Points:
+    """Legal points far from each other and from what was taken (greedy maximin)."""
+    space, n = picker.state.space, picker.room
+    pool = space.sample(rng, FILLING_POOL, picker.taken)
+    if len(pool) <= n:
+        return pool
+    spots = space.coordinates(pool)
+    taken = space.coordinates(picker.taken)
+    distance = np.full(len(pool), np.inf)
+    for spot in taken:
+        distance = np.minimum(distance, np.abs(spots - spot).sum(axis=1))
+    chosen: list[int] = []
+    for _ in range(n):
+        i = int(np.argmax(distance)) if np.isfinite(distance).any() else 0
+        chosen.append(i)
+        distance = np.minimum(distance, np.abs(spots - spots[i]).sum(axis=1))
+        distance[i] = -1.0
+    return pool[chosen]

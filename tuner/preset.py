@@ -1,0 +1,87 @@
+"""Presets of the guided search: every constant that decides what it proposes.
+
+A run's header names its preset (strategy and revision), so that old logs replay with the constants
+they were made with. Changing a preset that logs were made with breaks their replay: add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kt.costmodel.model import Trees
+from kt.logs.record import Settings
+from kt.spaces.errors import SettingsError
+
+TREES = Trees()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How a guided strategy models, anneals, explores and sizes its batches."""
+
+    trees: Trees = TREES
+    chains: int = 256
+    steps: int = 48
+    temperature: float = 0.08
+    """At the start, in units of normalised throughput; it falls linearly to zero."""
+    listing: int = 0
+    """A space of at most this many points is scored completely instead of annealed."""
+    exploration: str = "uniform"
+    """Where random trials go: "uniform", or best predicted of a random knob's other "levels"."""
+    uniform_share: float = 1.0
+    """Share of the exploring trials that are uniform all the same."""
+    growth: float = 1.1
+    """Refit when there are this many times the rows of the last fit."""
+    all_columns: bool = True
+    """Whether the model sees columns that are constant in its data."""
+    patience: int = 2
+    """After this many batches without a better best, part of a batch sweeps around it."""
+    sweep_share: float = 0.5
+    """Share of the guided trials that do."""
+    judged: int = 0
+    """Trust follows the last this many predictions; 0: the mean of the last two batches."""
+    trusted: float = 0.25
+    """Rank correlation below which half of a batch explores."""
+    ramp: tuple[tuple[int, int], ...] = ()
+    """(trials, divisor): before so many trials a batch is this many times smaller."""
+
+    def size(self, full: int, trials: int) -> int:
+        """Size of the batch that follows `trials` trials, where a full one has `full`."""
+        for end, divisor in self.ramp:
+            if trials < end:
+                return max(1, full // divisor)
+        return full
+
+
+REVISIONS: Mapping[int, Preset] = {
+    1: Preset(),
+    2: Preset(
+        trees=Trees(rounds=80, eta=0.2, rows=1.0, base=1.0),
+        chains=1024, steps=24, temperature=0.03, listing=2**14,
+        exploration="levels", uniform_share=0.3, all_columns=False, judged=32, trusted=0.1,
+        ramp=((1, 2), (32, 4), (128, 2)),
+    ),
+}  # fmt: skip
+"""Presets of `--strategy kt` and `forest` by the header's revision."""
+REVISION = max(REVISIONS)
+"""What new runs use."""
+EPSILON = 0.25
+"""Share of the trials that explore, in new runs."""
+AUTOTVM = Preset(trees=Trees(100, 3, 0.3, 1.0, 1.0), chains=128, steps=500, temperature=1.0,
+                 patience=2**30, trusted=-1.0)  # fmt: skip
+"""The published settings of AutoTVM's tuner on this code: depth 3, 128 chains of 500 steps.
+
+Its batches are of 64, 5 % of them random: `--batch-size 64 --epsilon 5%`.
+"""
+
+
+def preset_of(settings: Settings) -> Preset:
+    """The preset that a header's settings name."""
+    if settings.strategy == "autotvm":
+        return AUTOTVM
+    if settings.revision not in REVISIONS:
+        raise SettingsError(
+            f"search revision {settings.revision}: accepts {', '.join(map(str, REVISIONS))}"
+        )
+    return REVISIONS[settings.revision]
