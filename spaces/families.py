@@ -30,7 +30,7 @@ _GEMM_CUDA: tuple[Family, ...] = (GemmMma(), GemmSimt(), GemmStream())
 FAMILIES: Mapping[tuple[str, str], tuple[Family, ...]] = {
     ("gemm", "cpu"): (GemmCpu(), GemmCpuSkinny()),
     ("gemm", "cuda"): _GEMM_CUDA,
-    ("conv2d", "cpu"): (Conv2dCpu(), Conv2dCpuDirect()),
+    ("conv2d", "cpu"): (Conv2dCpuDirect(), Conv2dCpu()),
     ("conv2d", "cuda"): (
         Conv2dMma(), Conv2dGrouped(), Conv2dDirect(), *(Pointwise(f) for f in _GEMM_CUDA),
     ),
