@@ -60,7 +60,9 @@ def _varied() -> dict[str, Preset]:
     trees = base.trees
     return {
         "kt annealed": dataclasses.replace(base, listing=0),
-        "kt base 0.5": dataclasses.replace(base, trees=dataclasses.replace(trees, base=0.5)),
+        "kt base 1": dataclasses.replace(base, trees=dataclasses.replace(trees, base=1.0)),
+        "kt all rows": dataclasses.replace(base, trees=dataclasses.replace(trees, rows=1.0)),
+        "kt refit always": dataclasses.replace(base, growth=1.0),
         "kt 120 x 0.1": dataclasses.replace(
             base, trees=dataclasses.replace(trees, rounds=120, eta=0.1)
         ),

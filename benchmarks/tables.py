@@ -1,4 +1,4 @@
-"""Writes the tables of README.md and ARCHITECTURE.md from benchmarks/results/.
+"""Writes RESULTS.md, and the tables of README.md and ARCHITECTURE.md, from benchmarks/results/.
 
     python benchmarks/tables.py [--check]
 
@@ -20,6 +20,8 @@ from classes import CLASSES
 
 HERE = Path(__file__).resolve().parent
 README, ARCHITECTURE = HERE.parent / "README.md", HERE.parent / "ARCHITECTURE.md"
+RESULTS = HERE / "RESULTS.md"
+_DEVICES = {"cpu": "CPU", "nvidia-h200": "NVIDIA H200"}
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
@@ -72,10 +74,47 @@ def table(name: str) -> str:
     return "\n".join(lines)
 
 
+def summary() -> str:
+    """A row a class that was measured: its mean ratio, its worst, and what was asked for."""
+    lines = [
+        "| device | class | shapes | opponent / kt | worst | lost | floor | goal | default / kt |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, one in CLASSES.items():
+        if not (rows := rows_of(name)):
+            continue
+        ratios = [row["ratio"] for row in rows]
+        tuned = geometric_mean([row["default_us"] / row["kt_us"] for row in rows])
+        count = str(len(rows)) + ("" if len(rows) == len(one.workloads) else " (not all)")
+        lines.append(
+            f"| {_DEVICES[one.device]} | [{name}](benchmarks/RESULTS.md#{name}) | {count} "
+            f"| **{geometric_mean(ratios):.2f}** | {min(ratios):.2f} "
+            f"| {sum(ratio < 1 for ratio in ratios)} | {one.floor:.2f} | {one.goal:.2f} "
+            f"| {tuned:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def results() -> str:
+    """All of RESULTS.md: every class that was measured, row by row."""
+    parts = [
+        "# Benchmark results\n\nWritten by `python benchmarks/tables.py` from "
+        "`benchmarks/results/`, which has the raw samples. Ratios are opponent\ntime / kt time, "
+        "medians of samples interleaved in one process, with 95 % intervals; below 1 is a loss. "
+        "The opponent\nof a row is the fastest of its class's; `default` is the schedule that no "
+        "tuning chose.\n"
+    ]
+    for name, one in CLASSES.items():
+        if rows_of(name):
+            opponents = ", ".join(one.opponents)
+            head = f"## {name}\n\n{_DEVICES[one.device]}; opponents: {opponents}.\n"
+            parts.append(f"{head}\n{table(name)}\n")
+    return "\n".join(parts)
+
+
 def rendered(text: str) -> str:
     """`text` with every marked table replaced by the current one."""
-    tables = {name: lambda name=name: table(name) for name in CLASSES} | {"ablation": knobs.table}
-    for name, make in tables.items():
+    for name, make in {"summary": summary, "ablation": knobs.table}.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if begin in text:
             pattern = re.escape(begin) + ".*?" + re.escape(end)
@@ -84,11 +123,16 @@ def rendered(text: str) -> str:
     return text
 
 
+def pages() -> dict[Path, str]:
+    """What each page with tables must say."""
+    found = {page: rendered(page.read_text()) for page in (README, ARCHITECTURE)}
+    return found | {RESULTS: results()}
+
+
 def main() -> None:
     """Rewrites what differs, or with --check exits 1."""
-    for page in (README, ARCHITECTURE):
-        text = page.read_text()
-        new = rendered(text)
+    for page, new in pages().items():
+        text = page.read_text() if page.exists() else ""
         if new != text and "--check" in sys.argv[1:]:
             sys.exit(f"{page.name} differs from benchmarks/results")
         if new != text:

@@ -13,6 +13,7 @@ from .conv2d.cpu_direct import Conv2dCpuDirect
 from .conv2d.direct import Conv2dDirect
 from .conv2d.grouped import Conv2dGrouped
 from .conv2d.mma import Conv2dMma
+from .conv2d.patch import Conv2dPatch
 from .conv2d.pointwise import Pointwise
 from .errors import SettingsError
 from .family import Family
@@ -21,18 +22,20 @@ from .gemm.cpu_skinny import GemmCpuSkinny
 from .gemm.mma import GemmMma
 from .gemm.simt import GemmSimt
 from .gemm.stream import GemmStream
+from .gemm.wgmma import GemmWgmma
 from .space import Space
 from .target import Target
 from .workload import Workload
 
-_GEMM_CUDA: tuple[Family, ...] = (GemmMma(), GemmSimt(), GemmStream())
+_GEMM_CUDA: tuple[Family, ...] = (GemmMma(), GemmWgmma(), GemmSimt(), GemmStream())
 
 FAMILIES: Mapping[tuple[str, str], tuple[Family, ...]] = {
     ("gemm", "cpu"): (GemmCpu(), GemmCpuSkinny()),
     ("gemm", "cuda"): _GEMM_CUDA,
     ("conv2d", "cpu"): (Conv2dCpuDirect(), Conv2dCpu()),
     ("conv2d", "cuda"): (
-        Conv2dMma(), Conv2dGrouped(), Conv2dDirect(), *(Pointwise(f) for f in _GEMM_CUDA),
+        Conv2dMma(), Conv2dPatch(), Conv2dGrouped(), Conv2dDirect(),
+        *(Pointwise(f) for f in _GEMM_CUDA),
     ),
     ("attention", "cpu"): (AttentionCpu(), AttentionCpuDecode()),
     ("attention", "cuda"): (AttentionMma(), AttentionSplitKv()),

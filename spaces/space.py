@@ -422,21 +422,22 @@ class Space:
         instruction sets, never reaches a model.
         """
         column = {name: i for i, name in enumerate(self.feature_names)}
-        out = np.full((len(points), len(column)), np.nan)
+        out = np.full((len(points), len(column)), np.nan, dtype=np.float32)
         for name, value in self._constants.items():
             out[:, column[name]] = value
         for part in self.parts:
             out[:, column[f"family={part.family.name}"]] = 0.0
         for part, offset, rows in self._split(points):
-            out[rows, column[f"family={part.family.name}"]] = 1.0
-            for name, values in self._part_features(part, points[rows] - offset).items():
-                out[rows, column[name]] = values
+            where = slice(None) if len(rows) == len(points) else rows
+            out[where, column[f"family={part.family.name}"]] = 1.0
+            for name, values in self._part_features(part, points[where] - offset).items():
+                out[where, column[name]] = values
         return round_significant(out)
 
 
-def round_significant(values: NDArray[np.float64]) -> Features:
+def round_significant(values: NDArray[np.floating]) -> Features:
     """float32 with the mantissa rounded to `_SIGNIFICANT_BITS` bits; NaN and infinities kept."""
-    single = values.astype(np.float32)
+    single = values.astype(np.float32, copy=False)
     bits = single.view(np.uint32)
     drop = 23 - _SIGNIFICANT_BITS
     rounded = (bits + np.uint32(1 << (drop - 1))) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)

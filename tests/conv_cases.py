@@ -21,7 +21,8 @@ EDGES = (
     "conv2d 3x5x5x12,12x3x3 pad=1 groups=12", "conv2d 1x6x6x4,12x3x3 pad=2 dilation=2 groups=4",
     "conv2d 1x17x1x9,5x16x1 pad=8x0", "conv2d 1x40x2x4,4x33x2 pad=0x1",
     "conv2d 1x9x16x3,8x7x7 stride=2 pad=3", "conv2d 2x8x12x3,24x4x4 stride=4",
-    "conv2d 2x9x6x60,12x3x3 pad=1", "conv2d 1x6x6x100,20x3x3 pad=1",
+    "conv2d 1x4x50x2,4x2x9 dilation=1x5 groups=2", "conv2d 2x9x6x60,12x3x3 pad=1",
+    "conv2d 1x6x6x100,20x3x3 pad=1",
     "conv2d 1x8x8x32,32x3x3 pad=1 groups=8",
 )  # fmt: skip
 

@@ -43,6 +43,9 @@ def emulated(kernel: Kernel) -> Kernel:
         assert source.count(body) == 1, f"the source holds {header} once"
         source = source.replace(body, "".join(sections[name] for name in names.split()))
     source = source.replace("kt_shared_address(kt_shared)", "emu_cta_address()")
+    for name in ("load", "store"):
+        own = re.compile(rf"(?<!void )(?<!u32 )kt_shared_{name}\(")
+        source = own.sub(f"emu_shared_{name}(", source)
     source = source.replace(_LAUNCH, sections["launch"] + _LAUNCH)
     head = (
         f"#include <stdio.h>\n#define EMU_MOST_THREADS {MOST_THREADS}\n#define __grid_constant__\n"

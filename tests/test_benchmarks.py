@@ -52,16 +52,20 @@ def test_a_readme_that_differs_from_the_results_is_noticed(
 ) -> None:
     tables = load("tables")
     (tmp_path / "README.md").write_text(
-        "# x\n<!-- table cpu-gemm -->\n\nold\n<!-- end cpu-gemm -->\n"
+        "# x\n<!-- table summary -->\n\nold\n<!-- end summary -->\n"
     )
     monkeypatch.setattr(tables, "README", tmp_path / "README.md")
-    monkeypatch.setattr(tables, "HERE", tmp_path)  # where no results exist
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     with pytest.raises(SystemExit, match="differs from"):
         tables.main()
     monkeypatch.setattr(sys, "argv", ["tables.py"])
     tables.main()
-    assert "_Not measured yet._" in (tmp_path / "README.md").read_text()
+    assert (
+        "| [cpu-gemm](benchmarks/RESULTS.md#cpu-gemm) | 13 |"
+        in (tmp_path / "README.md").read_text()
+    )
+    assert "`gemm 256x256x256 dtype=fp32`" in (tmp_path / "RESULTS.md").read_text()
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     tables.main()
 

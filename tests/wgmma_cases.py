@@ -43,7 +43,17 @@ PROPERTIES: Mapping[str, tuple[str, _Wanted]] = {
     "clusters along n": (_SMALL, lambda v: v["cluster_n"] == 4 and v["cluster_m"] == 1),
     "clusters of 2 x 2": (_LARGE, lambda v: v["cluster_n"] == v["cluster_m"] == 2),
     "clusters of 4 x 2": (_LARGE, lambda v: (v["cluster_m"], v["cluster_n"]) == (4, 2)),
-    "clusters of 8": (_LARGE, lambda v: v["cluster_m"] * v["cluster_n"] == 8),
+    "clusters along k": (_SMALL, lambda v: v["cluster_k"] == 4),
+    "clusters of 8 along k": (
+        "gemm 200x264x2056 epilogue=bias+gelu dtype=bf16", lambda v: v["cluster_k"] == 8,
+    ),
+    "rows of odd length": (
+        "gemm 1033x1255x264 batch=2 epilogue=bias+residual dtype=bf16",
+        lambda v: v["store"] == "rows",
+    ),
+    "rows of even length": (
+        "gemm 1033x1254x264 epilogue=scale dtype=fp16", lambda v: v["store"] == "rows",
+    ),
     "clusters with split-K": (
         _SMALL, lambda v: v["cluster_m"] * v["cluster_n"] > 1 and v["split_k"] > 1,
     ),

@@ -12,6 +12,9 @@ from kt.spaces.space import Points, Space
 
 Score = Callable[[Points], NDArray[np.floating]]
 
+SPREAD = 8
+"""Neighbours of each of the best points that a climb looks at."""
+
 
 @dataclass(frozen=True)
 class Annealed:
@@ -29,10 +32,12 @@ def anneal(
     rng: np.random.Generator,
     steps: int,
     temperature: float,
+    climbs: int = 0,
 ) -> Annealed:
     """Maximises `score` from `starts` (one chain each).
 
     The temperature begins at `temperature`, in units of the score, and falls linearly to zero.
+    Then `climbs` times, as many neighbours as there are chains of the best points seen are scored.
     """
     chains = starts.copy()
     current = np.asarray(score(chains), dtype=np.float64)
@@ -46,7 +51,22 @@ def anneal(
         current = np.where(accept, scores, current)
         seen.append(moved)
         seen_scores.append(scores)
-    points, first = np.unique(np.concatenate(seen), return_index=True)
-    scores = np.concatenate(seen_scores)[first]
-    order = np.lexsort((points, -scores))
-    return Annealed(chains, points[order], scores[order])
+    points, scores = _ranked(seen, seen_scores)
+    for _ in range(climbs):
+        top = points[: max(1, len(starts) // SPREAD)]
+        moved = space.neighbours(np.repeat(top, SPREAD), rng)
+        fresh = np.setdiff1d(moved, points)
+        if not len(fresh):
+            break
+        points, scores = _ranked([points, fresh], [scores, np.asarray(score(fresh))])
+    return Annealed(chains, points, scores)
+
+
+def _ranked(
+    points: list[Points], scores: list[NDArray[np.floating]]
+) -> tuple[Points, NDArray[np.float64]]:
+    """Distinct points with their scores, best first."""
+    distinct, first = np.unique(np.concatenate(points), return_index=True)
+    kept = np.concatenate(scores)[first].astype(np.float64)
+    order = np.lexsort((distinct, -kept))
+    return distinct[order], kept[order]

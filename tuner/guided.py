@@ -66,8 +66,10 @@ class Guided:
             points = listed[~np.isin(listed, state.proposed)]
             return points[np.lexsort((points, -self._score(points)))] if len(points) else points
         starts = self._starts(state, rng)
-        steps, temperature = self._preset.steps, self._preset.temperature
-        found = anneal(state.space, self._score, starts, rng, steps, temperature)
+        preset = self._preset
+        found = anneal(
+            state.space, self._score, starts, rng, preset.steps, preset.temperature, preset.climbs
+        )
         self._chains = found.chains
         return found.points[~np.isin(found.points, state.proposed)]
 

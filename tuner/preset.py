@@ -25,6 +25,8 @@ class Preset:
     steps: int = 48
     temperature: float = 0.08
     """At the start, in units of normalised throughput; it falls linearly to zero."""
+    climbs: int = 0
+    """Rounds of scoring neighbours of the best points after annealing."""
     listing: int = 0
     """A space of at most this many points is scored completely instead of annealed."""
     exploration: str = "uniform"
@@ -57,10 +59,9 @@ class Preset:
 REVISIONS: Mapping[int, Preset] = {
     1: Preset(),
     2: Preset(
-        trees=Trees(rounds=80, eta=0.2, rows=1.0, base=1.0),
-        chains=1024, steps=24, temperature=0.03, listing=2**14,
-        exploration="levels", uniform_share=0.3, all_columns=False, judged=32, trusted=0.1,
-        ramp=((1, 2), (32, 4), (128, 2)),
+        trees=Trees(rounds=80, eta=0.2), chains=512, steps=32, temperature=0.03, climbs=6,
+        listing=2**16, exploration="levels", uniform_share=0.3, all_columns=False,
+        judged=32, trusted=0.1, ramp=((1, 2), (32, 4), (128, 2)),
     ),
 }  # fmt: skip
 """Presets of `--strategy kt` and `forest` by the header's revision."""

@@ -84,13 +84,14 @@ struct kt_loader {
     int lowest;
 
     KT_DEVICE kt_loader(const kt_element *k, const kt_element *v, int lowest, int highest)
-        : k(k + (i64)highest * BN * KT_K_ROW_STRIDE, threadIdx.x), v(v + (i64)highest * BN * KT_V_ROW_STRIDE, threadIdx.x), lowest(lowest) {}
+        : k(k + (i64)highest * BN * KT_K_ROW_STRIDE, threadIdx.x), v(v + (i64)highest * BN * KT_V_ROW_STRIDE, threadIdx.x),
+          lowest(lowest) {}
     template <bool TAIL> KT_DEVICE void load_k(int tile, u32 stage) {
-        if (tile >= lowest) k.copy(stage, TAIL ? KT_KV_LEN - tile * BN : BN);
+        if (tile >= lowest) k.template copy<TAIL>(stage, KT_KV_LEN - tile * BN);
         k.advance((i64)-BN * KT_K_ROW_STRIDE * ELEMENT_BYTES);
     }
     template <bool TAIL> KT_DEVICE void load_v(int tile, u32 stage) {
-        if (tile >= lowest) v.copy(stage + LayoutK::BYTES, TAIL ? KT_KV_LEN - tile * BN : BN);
+        if (tile >= lowest) v.template copy<TAIL>(stage + LayoutK::BYTES, KT_KV_LEN - tile * BN);
         v.advance((i64)-BN * KT_V_ROW_STRIDE * ELEMENT_BYTES);
     }
 };
@@ -101,9 +102,10 @@ struct kt_pass {
     int own_row;     // first query of the warp
     u32 ring, stage; // the first stage, and that of this tile
 
-    KT_DEVICE u32 following() const { return STAGES == 1 || stage == ring + (STAGES - 1) * STAGE_BYTES ? ring : stage + STAGE_BYTES; }
+    KT_DEVICE u32 last() const { return ring + (STAGES - 1) * STAGE_BYTES; }
+    KT_DEVICE u32 following() const { return STAGES == 1 || stage == last() ? ring : stage + STAGE_BYTES; }
     // The stage of the tile before, which K and V still to come replace.
-    KT_DEVICE u32 previous() const { return STAGES == 1 ? ring : stage == ring ? ring + (STAGES - 1) * STAGE_BYTES : stage - STAGE_BYTES; }
+    KT_DEVICE u32 previous() const { return STAGES == 1 || stage == ring ? last() : stage - STAGE_BYTES; }
 
     // Whether any of the warp's rows sees a key of a tile.
     KT_DEVICE bool sees(int tile) const {
@@ -282,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
 
     const kt_range range(row);
     CopyQ copy_q(q + batch * (i64)KT_Q_BATCH_STRIDE + head * (i64)KT_Q_HEAD_STRIDE + row * (i64)KT_Q_ROW_STRIDE, threadIdx.x);
-    copy_q.copy(ring + Q_TILE, KT_S - row);
+    copy_q.copy<true>(ring + Q_TILE, KT_S - row);
     kt_loader loader(k + batch * (i64)KT_K_BATCH_STRIDE + head / KT_GROUP * (i64)KT_K_HEAD_STRIDE,
                      v + batch * (i64)KT_V_BATCH_STRIDE + head / KT_GROUP * (i64)KT_V_HEAD_STRIDE, range.lowest, range.highest);
     Rows rows(lane, warp * WARP_M, ring + Q_TILE, {lane, own_row});

@@ -114,7 +114,10 @@ class Plan:
         each = np.asarray(self.v["rescale"]) == "each"  # o is scaled amid its products
         rows = 4 + 4 * each + self.overlap * np.where(self.held, 12, 24)
         narrow = _NARROW_COPIES * (narrowest_copy(self.w) < VECTOR)
-        return self.fragments + rows * self.m_tiles + narrow + _ADDRESS_REGISTERS
+        separate = 4 * (1 - self.joint)
+        uneven = 4 * (dim(self.w) % 64 != 0)  # rows of 128 bytes share their addresses
+        others = separate + uneven + narrow + _ADDRESS_REGISTERS
+        return self.fragments + rows * self.m_tiles + others
 
     def may_spill(self, limit: Any) -> Any:
         """Whether the compiler, whose schedules differ, may spill some words all the same."""

@@ -40,11 +40,13 @@
 
 // ---- shape of the work
 
-constexpr int M_TILES = KT_M_TILES, BM = 16 * M_TILES, KEYS = KT_KEYS, STAGES = KT_STAGES, WARPS = KT_WARPS, THREADS = 32 * WARPS, SPLITS = KT_SPLITS;
+constexpr int M_TILES = KT_M_TILES, BM = 16 * M_TILES, KEYS = KT_KEYS, STAGES = KT_STAGES, SPLITS = KT_SPLITS;
+constexpr int WARPS = KT_WARPS, THREADS = 32 * WARPS;
 constexpr int PACKED = KT_S * KT_GROUP, ROWS = kt_min(BM, PACKED); // row r is query r / GROUP of head r % GROUP of the group
 constexpr u32 ROW_TILES = kt_ceil_div(PACKED, BM), TILES = ROW_TILES * KT_KV_HEADS * KT_B;
 constexpr u64 BLOCKS = (u64)TILES * SPLITS;
-constexpr bool ANY_MASK = (KT_CAUSAL && KT_S > 1) || (KT_WINDOW > 0 && KT_S > 1) || KT_WINDOW % KEYS != 0 || KT_KV_LEN % KEYS != 0;
+constexpr bool CUT = KT_KV_LEN % KEYS != 0 || KT_WINDOW % KEYS != 0; // the last chunk
+constexpr bool ANY_MASK = CUT || ((KT_CAUSAL || KT_WINDOW > 0) && KT_S > 1), CHECK_KEYS = CUT || KT_S > 1;
 static_assert(KEYS % 16 == 0 && STAGES >= 2, "chunks");
 
 struct kt_tile_place {
@@ -77,7 +79,8 @@ using Rows = kt_rows<LayoutQ, LayoutK, LayoutV, kt_row_mask<M_TILES>, KT_HOLD_Q>
 // ---- memory: q, then a ring for each warp, which the sums of the warps replace
 
 constexpr int CHUNK_BYTES = LayoutK::BYTES + LayoutV::BYTES, WARP_BYTES = STAGES * CHUNK_BYTES;
-constexpr int SUMS_BYTES = WARPS * ROWS * SUM_STRIDE * 4, WARP_ROWS_BYTES = WARPS * ROWS * 8, SHARES_BYTES = COMBINE_LAST ? SPLITS * ROWS * 4 : 0;
+constexpr int SUMS_BYTES = WARPS * ROWS * SUM_STRIDE * 4, WARP_ROWS_BYTES = WARPS * ROWS * 8;
+constexpr int SHARES_BYTES = COMBINE_LAST ? SPLITS * ROWS * 4 : 0;
 static_assert(BLOCKS < 1ull << 31, "grid");
 constexpr int SHARED_BYTES = kt_max(LayoutQ::BYTES + WARPS * WARP_BYTES, kt_max(SUMS_BYTES + WARP_ROWS_BYTES, SHARES_BYTES));
 #ifdef KT_EXPECT_SHARED_BYTES
@@ -93,11 +96,11 @@ KT_DEVICE void kt_copy_queries(u32 to, const kt_element *q, u32 tile) {
         const int row = piece / PER_ROW, column = piece % PER_ROW * DIM_WIDTH;
         const kt_place_of_row place(tile, row);
         const bool inside = place.exists && column < DIM_BYTES;
-        kt_copy_async<DIM_WIDTH, 0>(to + LayoutQ::offset(row, column), (const u8 *)(q + (inside ? place.q : 0)) + (inside ? column : 0), inside ? DIM_WIDTH : 0);
+        const u8 *from = (const u8 *)(q + (inside ? place.q : 0)) + (inside ? column : 0);
+        kt_copy_async<DIM_WIDTH, 0>(to + LayoutQ::offset(row, column), from, inside ? DIM_WIDTH : 0);
     }
 }
 
-constexpr bool CHECK_KEYS = KT_KV_LEN % KEYS != 0 || KT_WINDOW % KEYS != 0 || KT_S > 1;
 using CopyK = kt_dim_copy<LayoutK, KEYS, KT_K_ROW_STRIDE, 32, CHECK_KEYS>;
 using CopyV = kt_out_dim_copy<LayoutV, KEYS, KT_V_ROW_STRIDE, 32, CHECK_KEYS>;
 
@@ -110,18 +113,21 @@ struct kt_chunks {
     KT_DEVICE int key(int chunk) const { return first_key + chunk * KEYS; }
     KT_DEVICE void load(int chunk, u32 slot, u32 lane) const {
         if (chunk < end) {
-            CopyK(k + key(chunk) * (i64)KT_K_ROW_STRIDE, lane).copy(ring + slot, KT_KV_LEN - key(chunk));
-            CopyV(v + key(chunk) * (i64)KT_V_ROW_STRIDE, lane).copy(ring + slot + LayoutK::BYTES, KT_KV_LEN - key(chunk));
+            CopyK(k + key(chunk) * (i64)KT_K_ROW_STRIDE, lane).copy<true>(ring + slot, KT_KV_LEN - key(chunk));
+            CopyV(v + key(chunk) * (i64)KT_V_ROW_STRIDE, lane).copy<true>(ring + slot + LayoutK::BYTES, KT_KV_LEN - key(chunk));
         }
         kt_copy_commit();
     }
     // Brings a chunk into L2, which is coherent with whatever still writes it.
     KT_DEVICE void warm(int chunk, u32 lane) const {
+        constexpr int LINE = 128 / ELEMENT_BYTES, K_LINES = kt_ceil_div(KT_D, LINE), V_LINES = kt_ceil_div(KT_VALUE_DIM, LINE);
         if (chunk >= end) return;
-        const int row = key(chunk) + lane % KEYS;
-        if (row >= KT_KV_LEN) return;
-        for (int at = lane / KEYS * 64; at < KT_D; at += kt_max(1, 32 / KEYS) * 64) kt_prefetch_l2(k + row * (i64)KT_K_ROW_STRIDE + at);
-        for (int at = lane / KEYS * 64; at < KT_VALUE_DIM; at += kt_max(1, 32 / KEYS) * 64) kt_prefetch_l2(v + row * (i64)KT_V_ROW_STRIDE + at);
+        for (int i = lane; i < KEYS * (K_LINES + V_LINES); i += 32) {
+            const int row = key(chunk) + i % KEYS, line = i / KEYS;
+            if (row >= KT_KV_LEN) continue;
+            if (line < K_LINES) kt_prefetch_l2(k + row * (i64)KT_K_ROW_STRIDE + line * LINE);
+            else kt_prefetch_l2(v + row * (i64)KT_V_ROW_STRIDE + (line - K_LINES) * LINE);
+        }
     }
 };
 
@@ -154,11 +160,13 @@ KT_DEVICE void kt_put_sums(const Rows &rows, float *sums, kt_row_sum *row_sums, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, shared = kt_shared_address(kt_shared);
-    const u32 tile = KT_SPLITS_TOGETHER ? blockIdx.x / SPLITS : blockIdx.x % TILES, split = KT_SPLITS_TOGETHER ? blockIdx.x % SPLITS : blockIdx.x / TILES;
+    const u32 tile = KT_SPLITS_TOGETHER ? blockIdx.x / SPLITS : blockIdx.x % TILES;
+    const u32 split = KT_SPLITS_TOGETHER ? blockIdx.x % SPLITS : blockIdx.x / TILES;
     const kt_tile_place at(tile);
     const int first_query = at.rows / KT_GROUP, last_query = (kt_min(at.rows + BM, (u32)PACKED) - 1) / KT_GROUP;
     const int first_key = kt_first_key(first_query), end_key = kt_end_key(last_query);
-    const int all = kt_max(0, kt_ceil_div(end_key - first_key, KEYS)), begin = kt_split(all, SPLITS, split), end = kt_split(all, SPLITS, split + 1);
+    const int all = kt_max(0, kt_ceil_div(end_key - first_key, KEYS));
+    const int begin = kt_split(all, SPLITS, split), end = kt_split(all, SPLITS, split + 1);
     const kt_chunks chunks = {k + at.batch * (i64)KT_K_BATCH_STRIDE + at.kv_head * (i64)KT_K_HEAD_STRIDE,
                               v + at.batch * (i64)KT_V_BATCH_STRIDE + at.kv_head * (i64)KT_V_HEAD_STRIDE, first_key, end,
                               shared + LayoutQ::BYTES + warp * WARP_BYTES};

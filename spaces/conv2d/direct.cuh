@@ -50,7 +50,7 @@ static_assert(GROUP_FILTERS % VECTOR == 0 || VECTOR % GROUP_FILTERS == 0, "a thr
 constexpr int LANES = GROUP_FILTERS >= VECTOR ? 1 : VECTOR / GROUP_FILTERS, LANE_FILTERS = VECTOR / LANES;
 constexpr int DEPTH = kt_alignment(GROUP_CHANNELS, 4), LOADS = GROUP_CHANNELS == 1 ? 1 : LANES, LOADED = LANES * DEPTH / LOADS;
 
-constexpr int SPAN = kt_min(KT_S, 8); // taps of a row that are unrolled
+constexpr int SPAN = kt_min(kt_min(KT_S, 8), 31 / KT_DILATION_W + 1); // taps of a row that are unrolled
 constexpr int ROWS = (TP - 1) * KT_STRIDE_H + (KT_R - 1) * KT_DILATION_H + 1;
 constexpr int COLUMNS = (TQ - 1) * KT_STRIDE_W + (SPAN - 1) * KT_DILATION_W + 1;
 constexpr int TAPS = KT_R * KT_S;
@@ -171,20 +171,23 @@ KT_DEVICE void kt_add_rows(float (&sum)[TP][TQ][VECTOR], const kt_element *x, in
 // ---- kernel
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
+    kt_release_next();
     (void)workspace;
     constexpr u32 PIXEL_BLOCKS = (u32)(BLOCKS / C_BLOCKS);
     const u32 c_block = KT_CHANNELS_FIRST ? blockIdx.x % C_BLOCKS : blockIdx.x / PIXEL_BLOCKS;
     const u32 pixel_block = KT_CHANNELS_FIRST ? blockIdx.x / C_BLOCKS : blockIdx.x % PIXEL_BLOCKS;
     const u32 local = threadIdx.x % KT_THREADS_C * VECTOR, first = c_block * BLOCK_C, k = first + local;
-    const u64 strip = (u64)pixel_block * KT_STRIPS + threadIdx.x / KT_THREADS_C;
-    const bool works = strip < STRIPS && k < KT_FILTERS;
-    const u32 n = (u32)(strip / (STRIPS_P * STRIPS_Q)), place = (u32)(strip % (STRIPS_P * STRIPS_Q));
+    typedef kt_offset_type<(STRIPS + KT_STRIPS >= 1ull << 31)>::type index;
+    const index strip = (index)pixel_block * KT_STRIPS + threadIdx.x / KT_THREADS_C;
+    const bool works = strip < (index)STRIPS && k < KT_FILTERS;
+    const u32 n = (u32)(strip / (index)(STRIPS_P * STRIPS_Q)), place = (u32)(strip % (index)(STRIPS_P * STRIPS_Q));
     const u32 p = place / STRIPS_Q * TP, q = place % STRIPS_Q * TQ;
     const int top = (int)(p * KT_STRIDE_H) - KT_PAD_H, left = (int)(q * KT_STRIDE_W) - KT_PAD_W;
     const i64 pixel = ((i64)n * KT_HEIGHT + top) * KT_WIDTH + left;
     const kt_element *x = a + pixel * KT_CHANNELS + k / GROUP_FILTERS * GROUP_CHANNELS;
 
     float sum[TP][TQ][VECTOR] = {};
+    kt_await_previous();
 #pragma unroll 1
     for (u32 chunk = 0; chunk < GROUP_CHANNELS; chunk += KT_CHUNK) {
         if (chunk) __syncthreads();
@@ -205,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
 #pragma unroll
         for (int j = 0; j < TQ; j++) {
             if (p + i >= OUT_P || q + j >= OUT_Q) continue;
-            const u64 index = (((u64)n * OUT_P + p + i) * OUT_Q + q + j) * KT_FILTERS + k;
-            kt_finish_and_store<VECTOR>(c, index, sum[i][j], columns, epilogue);
+            const u64 at = (((u64)n * OUT_P + p + i) * OUT_Q + q + j) * KT_FILTERS + k;
+            kt_finish_and_store<VECTOR>(c, at, sum[i][j], columns, epilogue);
         }
 }
 

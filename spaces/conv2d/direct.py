@@ -15,6 +15,7 @@ from kt.spaces.cuda import (
     Floats,
     alignment,
     ceil_div,
+    early_knob,
     element_bytes,
     occupancy,
     output_bytes,
@@ -57,7 +58,7 @@ class _Plan:
         self.w, self.v = w, values
         self.p, self.q = w.out_size
         self.depth = alignment(group_channels(w), 4)
-        self.span = min(w.s, _SPAN)
+        self.span = min(w.s, _SPAN, (_MOST_COLUMNS - 1) // w.dilation[1] + 1)
 
     @cached_property
     def threads(self) -> Any:
@@ -130,7 +131,6 @@ class Conv2dDirect(Family):
     empty: Mapping[str, str] = {
         "mem": "x reaches registers through L1, filters wait in shared memory; neither is buffered",
         "fusion": "the epilogue is always fused, and no sum is split",
-        "sync": "one barrier, when filters are in shared memory",
     }
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
@@ -143,8 +143,6 @@ class Conv2dDirect(Family):
         least = 4 * w.r * w.s * alignment(group_channels(w), 4)
         if least > target.shared_bytes:
             return f"filters of {w.r}x{w.s} do not fit {target.shared_bytes} B of shared memory"
-        if (min(w.s, _SPAN) - 1) * w.dilation[1] >= _MOST_COLUMNS:
-            return f"taps reach over more than {_MOST_COLUMNS} columns"
         return None
 
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
@@ -163,6 +161,7 @@ class Conv2dDirect(Family):
             Ordinal("map", "threads_c", tuple(n for n in _THREADS_C if n <= most_c)),
             Ordinal("map", "strips", _STRIPS),
             Ordinal("map", "blocks", _BLOCKS),
+            early_knob(target),
         ]
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
@@ -249,12 +248,13 @@ class Conv2dDirect(Family):
             "KT_TP": v["tp"], "KT_TQ": v["tq"], "KT_VECTOR": v["vector"], "KT_CHUNK": v["chunk"],
             "KT_CHANNELS_FIRST": int(v["first"] == "channels"), "KT_UNROLL_ROWS": int(v["rows"]),
             "KT_THREADS_C": v["threads_c"], "KT_STRIPS": v["strips"], "KT_BLOCKS": v["blocks"],
-            "KT_EXPECT_SHARED_BYTES": p.shared_bytes,
+            "KT_EARLY": int(v["early"]), "KT_EXPECT_SHARED_BYTES": p.shared_bytes,
         }  # fmt: skip
         source = stub(defines) + expand(Path(__file__).with_name("direct.cuh"))
         launch = Launch(
-            "kt_kernel", (p.blocks, 1, 1), (p.threads, 1, 1), shared_bytes=p.shared_bytes
-        )
+            "kt_kernel", (p.blocks, 1, 1), (p.threads, 1, 1), shared_bytes=p.shared_bytes,
+            early=bool(v["early"]),
+        )  # fmt: skip
         return Kernel(w, self.name, theta, "cuda", source, launches=(launch,))
 
 
@@ -268,7 +268,8 @@ def _vectors(w: Conv2d) -> tuple[int, ...]:
 def _default(w: Conv2d, target: Target, family: Conv2dDirect) -> Mapping[str, Value]:
     """The legal values with the least modelled time, pixels in order and CTAs as they fit."""
     knobs = {k.name: k.values for k in family.knobs(w, target)}
-    knobs |= {"first": knobs["first"][:1], "blocks": knobs["blocks"][:1]}
+    knobs |= {name: knobs[name][:1] for name in ("first", "blocks")}
+    knobs["early"] = knobs["early"][-1:]
     grid = np.meshgrid(*knobs.values(), indexing="ij")
     values: dict[str, Any] = {name: x.ravel() for name, x in zip(knobs, grid, strict=True)}
     for each in family.rules(w, target):

@@ -194,8 +194,10 @@ KT_DEVICE void kt_store_staged(const kt_block &at, kt_output *c, const kt_epilog
 // ---- kernel
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
+    kt_release_next();
     (void)workspace;
     const kt_block at = kt_this_block();
+    kt_await_previous();
     kt_load_patch(kt_shared_address(kt_shared), a, at.pixel, at.cluster * DEPTH);
     if (threadIdx.x < 8) kt_shared_store(kt_shared_address(kt_shared) + ZEROS + threadIdx.x * 16, kt_words<4>{});
     kt_copy_commit();

@@ -13,6 +13,7 @@ from kt.spaces.cuda import (
     MAX_BLOCKS,
     Floats,
     ceil_div,
+    early_knob,
     element_bytes,
     occupancy,
     register_limit,
@@ -125,7 +126,6 @@ class Conv2dGrouped(Family):
     name = "grouped"
     empty: Mapping[str, str] = {
         "fusion": "the epilogue is always fused, and no sum is split",
-        "sync": "one barrier, when the patch is in shared memory, and one before staged stores",
     }
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
@@ -171,6 +171,7 @@ class Conv2dGrouped(Family):
             Ordinal("map", "warps_m", (1, 2, 4, 8)),
             Ordinal("map", "warps_n", (1, 2, 3, 4, 6, 8)),
             Ordinal("map", "blocks", (1, 2, 3, 4, 6)),
+            early_knob(target),
         ]
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
@@ -271,10 +272,13 @@ class Conv2dGrouped(Family):
             "KT_CHANNELS_FIRST": int(v["first"] == "channels"),
             "KT_TILES": v["tiles"],
             "KT_WARPS_M": v["warps_m"], "KT_WARPS_N": v["warps_n"], "KT_BLOCKS": v["blocks"],
-            "KT_EXPECT_SHARED_BYTES": shared,
+            "KT_EARLY": int(v["early"]), "KT_EXPECT_SHARED_BYTES": shared,
         }  # fmt: skip
         source = stub(defines) + expand(Path(__file__).with_name("grouped.cuh"))
-        launch = Launch("kt_kernel", (p.blocks, 1, 1), (p.threads, 1, 1), shared_bytes=shared)
+        launch = Launch(
+            "kt_kernel", (p.blocks, 1, 1), (p.threads, 1, 1), shared_bytes=shared,
+            early=bool(v["early"]),
+        )  # fmt: skip
         return Kernel(w, self.name, theta, "cuda", source, launches=(launch,))
 
 
@@ -283,7 +287,7 @@ def _legal_grid(
 ) -> dict[str, Any]:
     """Legal values with staged stores, channels first, and as many CTAs as fit."""
     fixed = {name: knobs[name][:1] for name in ("store", "first", "blocks")}
-    fixed["tiles"] = knobs["tiles"][:2]
+    fixed |= {"tiles": knobs["tiles"][:2], "early": knobs["early"][-1:]}
     grid = np.meshgrid(*{**knobs, **fixed}.values(), indexing="ij")
     values: dict[str, Any] = {name: x.ravel() for name, x in zip(knobs, grid, strict=True)}
     for each in family.rules(w, target):

@@ -65,6 +65,7 @@ struct kt_loader {
 // ---- kernels
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
+    kt_release_next();
     const kt_worker me = kt_this_worker();
     const u32 warp_m = me.warp % WARPS_MN / KT_WARPS_N, warp_n = me.warp % KT_WARPS_N;
     const kt_share share = kt_this_share();
@@ -80,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     sums.clear();
     FragmentsA at_a = {me.lane, warp_m * WARP_M, me.group * STEPS};
     const FragmentsB at_b = {me.lane, warp_n * WARP_N, me.group * STEPS};
+    kt_await_previous();
     kt_multiply(sums, loader, at_a, at_b, kt_shared_address(kt_shared), (int)share.tiles);
     kt_finish_tile<Splits>(sums, c, KT_EPILOGUE_OPERANDS, {share.m}, share, me, workspace);
 }
@@ -108,6 +110,8 @@ KT_DEVICE void kt_pad_filters(u8 *to, const kt_element *w, u64 vector) {
 
 extern "C" __global__ void __launch_bounds__(REPACK_THREADS) kt_repack(KT_PARAMETERS) {
     (void)c;
+    kt_release_next();
+    kt_await_previous();
     const u64 vector = (u64)blockIdx.x * REPACK_THREADS + threadIdx.x;
     if (vector < X_VECTORS) kt_pad_x(workspace + PADDED_X, a, vector);
     else if (KT_REPACK_W && vector - X_VECTORS < W_VECTORS) kt_pad_filters(workspace + PADDED_W, b, vector - X_VECTORS);

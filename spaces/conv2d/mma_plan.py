@@ -117,10 +117,11 @@ class ConvPlan(Plan):
         """Of x: the offset of each pixel and its taps inside x."""
         if name == "b":
             return super().copy_registers(operand, name, rows)
-        conv = self.conv
-        wide = conv.n * conv.h * conv.w * conv.c * element_bytes(conv) >= 2**31
+        conv, size = self.conv, element_bytes(self.conv)
+        wide = conv.n * conv.h * conv.w * conv.c * size >= 2**31
         bits = conv.r + 1 + conv.s <= 32
-        return self.pieces(operand, name, rows) * (3 + wide + (not bits)) + 12
+        each = 3 + wide + (not bits)
+        return self.pieces(operand, name, rows) * each + (24 if size == 1 else 12)
 
     @property
     def way(self) -> Gather:

@@ -109,7 +109,7 @@ struct kt_loader {
         w.copy(stage, kt_min(n_left, BN), BK * ELEMENT_BYTES);
         const u32 chunk = at.chunk;
         at.advance();
-        w.advance((at.chunk == chunk ? GROUP_CHANNELS : BK - (TAPS - 1) * GROUP_CHANNELS) * ELEMENT_BYTES);
+        w.advance((i64)(at.chunk == chunk ? GROUP_CHANNELS : BK - (TAPS - 1) * GROUP_CHANNELS) * ELEMENT_BYTES);
     }
     KT_DEVICE void end(u32) {}
 };
@@ -117,6 +117,7 @@ struct kt_loader {
 // ---- kernel
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
+    kt_release_next();
     const kt_worker me = kt_this_worker();
     const u32 warp_m = me.warp % WARPS_MN / KT_WARPS_N, warp_n = me.warp % KT_WARPS_N;
     const kt_share share = kt_this_share();
@@ -129,6 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     sums.clear();
     FragmentsA at_a = {me.lane, warp_m * WARP_M, me.group * STEPS, share.first};
     const FragmentsB at_b = {me.lane, warp_n * WARP_N, me.group * STEPS};
+    kt_await_previous();
     kt_multiply(sums, loader, at_a, at_b, kt_shared_address(kt_shared) + RING, (int)share.tiles);
     kt_finish_tile<Splits>(sums, c, KT_EPILOGUE_OPERANDS, {pixel}, share, me, workspace);
 }

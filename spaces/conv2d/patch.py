@@ -171,6 +171,12 @@ class Conv2dPatch(Family):
                 lambda v: (channels == v["bk"]) | (v["stages"] <= taps + 1),
                 lambda v: f"{v['stages']} stages of filters refill a patch that {taps} taps use",
             ),
+            rule(
+                "small-fragments",
+                # The compiler would keep them in local memory (seen with ptxas 13.0).
+                lambda v: (v["fragments"] == 1) | (plan(v).accumulators > 4),
+                "one instruction's tile a warp has no use for two buffers of fragments",
+            ),
             *tile_rules(product, target, plan),
         ]
 

@@ -59,7 +59,8 @@ KT_DEVICE void kt_store_group(kt_output *o, float *lse, u32 tile, int row, int c
 
 // The WARPS parts of a CTA, each [ROWS][SUM_STRIDE] sums and their rows, become the tile's o or the split's part.
 template <int WARPS, int THREADS>
-KT_DEVICE void kt_combine_warps(const float *sums, const kt_row_sum *rows, u32 tile, u32 split, kt_output *o, float *lse, u8 *workspace) {
+KT_DEVICE void kt_combine_warps(const float *sums, const kt_row_sum *rows, u32 tile, u32 split, kt_output *o, float *lse,
+                                u8 *workspace) {
     const u64 part = ((u64)tile * SPLITS + split) * ROWS;
     for (int group = threadIdx.x; group < GROUPS; group += THREADS) {
         const int row = group / (OUT_DIM / 4), column = group % (OUT_DIM / 4) * 4;
@@ -99,7 +100,8 @@ template <int THREADS> KT_DEVICE void kt_combine_splits(float *shares, u32 tile,
     const u64 part = (u64)tile * SPLITS * ROWS;
     const u8 *rows = workspace + ROWS_AT + part * 16;
     const float *sums = (const float *)(workspace + COUNTER_BYTES) + part * OUT_DIM;
-    for (int i = threadIdx.x; i < SPLITS * ROWS; i += THREADS) shares[i] = __uint_as_float(kt_load_shared_by_ctas(rows + i * 16).w[0]);
+    for (int i = threadIdx.x; i < SPLITS * ROWS; i += THREADS)
+        shares[i] = __uint_as_float(kt_load_shared_by_ctas(rows + i * 16).w[0]);
     __syncthreads();
     for (int group = threadIdx.x; group < GROUPS; group += THREADS) {
         const int row = group / (OUT_DIM / 4), column = group % (OUT_DIM / 4) * 4;

@@ -21,15 +21,16 @@ template <class Layout, int ROWS, int BYTES, int VALID, i64 PITCH, int WIDTH, in
     int row, column;
 
     KT_DEVICE kt_row_copy(const kt_element *first, u32 thread)
-        : from((const u8 *)first + (thread / ACROSS * PITCH + thread % ACROSS * WIDTH)), at(Layout::offset(thread / ACROSS, thread % ACROSS * WIDTH)),
-          row(thread / ACROSS), column(thread % ACROSS * WIDTH) {}
+        : row(thread / ACROSS), column(thread % ACROSS * WIDTH) {
+        from = (const u8 *)first + (row * PITCH + column), at = Layout::offset(row, column);
+    }
 
-    // `rows` of the tile's rows exist.
-    KT_DEVICE void copy(u32 tile, int rows) const {
+    // `rows` of the tile's rows exist; all of them unless CUT.
+    template <bool CUT> KT_DEVICE void copy(u32 tile, int rows) const {
 #pragma unroll
         for (int i = 0; i < kt_ceil_div(ROWS, DOWN); i++) {
             if (ROWS % DOWN && row + i * DOWN >= ROWS) continue;
-            const bool exists = !CHECK_ROWS || row + i * DOWN < rows;
+            const bool exists = !CHECK_ROWS || !CUT || row + i * DOWN < rows;
 #pragma unroll
             for (int c = 0; c < BYTES; c += SPAN) {
                 const bool inside = exists && (VALID == BYTES || column + c < VALID);
@@ -42,8 +43,10 @@ template <class Layout, int ROWS, int BYTES, int VALID, i64 PITCH, int WIDTH, in
 };
 
 template <class Layout, int ROWS, i64 STRIDE, int THREADS, bool CHECK_ROWS>
-using kt_dim_copy = kt_row_copy<Layout, ROWS, DIM * ELEMENT_BYTES, DIM_BYTES, STRIDE * ELEMENT_BYTES, DIM_WIDTH, THREADS, CHECK_ROWS>;
+using kt_dim_copy =
+    kt_row_copy<Layout, ROWS, DIM * ELEMENT_BYTES, DIM_BYTES, STRIDE * ELEMENT_BYTES, DIM_WIDTH, THREADS, CHECK_ROWS>;
 template <class Layout, int ROWS, i64 STRIDE, int THREADS, bool CHECK_ROWS>
-using kt_out_dim_copy = kt_row_copy<Layout, ROWS, OUT_DIM * ELEMENT_BYTES, OUT_DIM_BYTES, STRIDE * ELEMENT_BYTES, OUT_DIM_WIDTH, THREADS, CHECK_ROWS>;
+using kt_out_dim_copy =
+    kt_row_copy<Layout, ROWS, OUT_DIM * ELEMENT_BYTES, OUT_DIM_BYTES, STRIDE * ELEMENT_BYTES, OUT_DIM_WIDTH, THREADS, CHECK_ROWS>;
 
 #endif

@@ -52,8 +52,8 @@ template <class Layout, bool K_MAJOR, int COLUMNS, bool LEFT = false> struct kt_
     KT_DEVICE void load(u32 (&x)[4], u32 tile, int step, int block) const {
         const bool odd = ODD && block == COUNT - 1;
         const int pair = K_MAJOR ? step : block, rows = K_MAJOR ? (odd ? 0 : block) : step;
-        const u32 address = ((tile + (odd ? last : at)) ^ (pair % PERIOD * 32)) + pair / PERIOD * PERIOD * 32 + rows * 16 * Layout::STRIDE;
-        kt_ldmatrix<!K_MAJOR>(x, address);
+        const u32 address = (tile + (odd ? last : at)) ^ (pair % PERIOD * 32);
+        kt_ldmatrix<!K_MAJOR>(x, address + pair / PERIOD * PERIOD * 32 + rows * 16 * Layout::STRIDE);
     }
     KT_DEVICE void load(u32 (&x)[COUNT][4], u32 tile, int step) const {
 #pragma unroll
@@ -100,7 +100,8 @@ template <int M_TILES, bool HELD> struct kt_queries {
 };
 
 // Probabilities of 16 keys as the left operand of p v: accumulators and operands of a lane lie alike.
-template <int M_TILES, int N_TILES> KT_DEVICE void kt_pack_probabilities(u32 (&p)[M_TILES][4], const float (&s)[M_TILES][N_TILES][4], int step) {
+template <int M_TILES, int N_TILES>
+KT_DEVICE void kt_pack_probabilities(u32 (&p)[M_TILES][4], const float (&s)[M_TILES][N_TILES][4], int step) {
 #pragma unroll
     for (int i = 0; i < M_TILES; i++)
 #pragma unroll

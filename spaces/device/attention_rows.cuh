@@ -21,7 +21,8 @@ template <class LayoutQ, class LayoutK, class LayoutV, class Mask, bool HELD> st
     u32 q_tile;
 
     // The warp's rows start at `row` of the tile of q.
-    KT_DEVICE kt_rows(u32 lane, u32 row, u32 q_tile, Mask mask) : mask(mask), at_q(lane, row), at_k(lane, 0), at_v(lane, 0), q_tile(q_tile) {
+    KT_DEVICE kt_rows(u32 lane, u32 row, u32 q_tile, Mask mask)
+        : mask(mask), at_q(lane, row), at_k(lane, 0), at_v(lane, 0), q_tile(q_tile) {
 #pragma unroll
         for (int i = 0; i < M_TILES; i++)
 #pragma unroll

@@ -11,10 +11,10 @@
 #endif
 
 constexpr bool SOFTCAP = KT_SOFTCAP > 0;
+constexpr double LOG2_E = 1.4426950408889634;
 constexpr float LN_2 = 0.6931471805599453f;
-constexpr float LOG2_SCALE = SOFTCAP ? 1.0f : (float)(KT_SCALE * 1.4426950408889634); // capped logits are made in log2 units
+constexpr float LOG2_SCALE = SOFTCAP ? 1.0f : (float)(KT_SCALE * LOG2_E); // c; capped logits are made in these units
 constexpr float HEADROOM = 8; // in powers of two: probabilities up to 2^8 are far from overflow, and lose no digit
-
 constexpr float NOTHING = -1e30f; // the maximum of no keys: finite, so that differences are numbers, and below any other
 
 KT_DEVICE float kt_minus_infinity() { return __uint_as_float(0xff800000); }
@@ -29,7 +29,7 @@ KT_DEVICE float kt_quad_sum(float x) {
 
 // tanh(x) = 1 - 2 / (1 + e^2x), off by less than 1e-6.
 KT_DEVICE float kt_cap(float s) {
-    constexpr float INNER = (float)(SOFTCAP ? 2 * 1.4426950408889634 * KT_SCALE / KT_SOFTCAP : 0), OUTER = (float)(KT_SOFTCAP * 1.4426950408889634);
+    constexpr float INNER = (float)(SOFTCAP ? 2 * LOG2_E * KT_SCALE / KT_SOFTCAP : 0), OUTER = (float)(KT_SOFTCAP * LOG2_E);
     return OUTER - 2 * OUTER * kt_reciprocal_fast(1 + kt_exp2_fast(s * INNER));
 }
 
@@ -42,7 +42,7 @@ template <int M_TILES> struct kt_diagonal_mask {
         : end((KT_CAUSAL || HAS_WINDOW ? query + (int)lane / 4 + DIAGONAL + 1 : KT_KV_LEN) - (int)lane % 4 * 2) {}
 
     template <int N_TILES> KT_DEVICE void apply(float (&s)[M_TILES][N_TILES][4], int key) const {
-        const int left = end - key, all_left = KT_KV_LEN - key; // the second: of the whole tile, without the lane's column
+        const int left = end - key, all_left = KT_KV_LEN - key - (int)(threadIdx.x % 4 * 2);
 #pragma unroll
         for (int i = 0; i < M_TILES; i++)
 #pragma unroll
@@ -54,7 +54,7 @@ template <int M_TILES> struct kt_diagonal_mask {
                         const int at = 8 * j + e - (KT_CAUSAL || HAS_WINDOW ? 16 * i + 8 * h : 0);
                         bool seen = !HAS_WINDOW || at >= left - KT_WINDOW;
                         if (KT_CAUSAL || !HAS_WINDOW) seen = seen && at < left;
-                        else seen = seen && 8 * j + e < all_left - (int)(threadIdx.x % 4 * 2);
+                        else seen = seen && 8 * j + e < all_left;
                         if (!seen) s[i][j][2 * h + e] = kt_minus_infinity();
                     }
     }

@@ -28,7 +28,8 @@ template <int M_TILES> KT_DEVICE void kt_normalize(float (&o)[M_TILES][OUT_TILES
 }
 
 // `rows` of the warp's rows exist; `to` is the first one's place.
-template <int M_TILES> KT_DEVICE void kt_store_direct(const float (&o)[M_TILES][OUT_TILES][4], kt_output *to, int rows, u32 lane) {
+template <int M_TILES>
+KT_DEVICE void kt_store_direct(const float (&o)[M_TILES][OUT_TILES][4], kt_output *to, int rows, u32 lane) {
 #pragma unroll
     for (int i = 0; i < M_TILES; i++)
 #pragma unroll
@@ -54,7 +55,8 @@ KT_DEVICE void kt_store_staged(const float (&o)[M_TILES][OUT_TILES][4], kt_outpu
         for (int h = 0; h < 2; h++)
 #pragma unroll
             for (int j = 0; j < OUT_TILES; j++)
-                *(u32 *)(slab + (16 * i + 8 * h + lane / 4) * SLAB_STRIDE + j * 16 + lane % 4 * 4) = kt_pack(o[i][j][2 * h], o[i][j][2 * h + 1]);
+                *(u32 *)(slab + (16 * i + 8 * h + lane / 4) * SLAB_STRIDE + j * 16 + lane % 4 * 4) =
+                    kt_pack(o[i][j][2 * h], o[i][j][2 * h + 1]);
     __syncwarp();
 #pragma unroll 4
     for (int first = 0; first < CHUNKS; first += 32) {

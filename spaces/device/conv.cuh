@@ -58,7 +58,7 @@ constexpr int OUT_P = kt_outputs_along(KT_HEIGHT, KT_PAD_H, KT_R, KT_DILATION_H,
 constexpr int OUT_Q = kt_outputs_along(KT_WIDTH, KT_PAD_W, KT_S, KT_DILATION_W, KT_STRIDE_W);
 [[maybe_unused]] constexpr u64 OUT_PIXELS = (u64)KT_IMAGES * OUT_P * OUT_Q;
 
-// Offsets inside an operand of `bytes`: 32 bits where they suffice.
+// Offsets: 32 bits where they suffice.
 template <bool WIDE> struct kt_offset_type {
     typedef int type;
 };

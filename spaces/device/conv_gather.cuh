@@ -95,7 +95,7 @@ template <class Layout> struct kt_gather {
         for (int i = 0; i < COUNT; i++) {
             const u32 row = m + threadIdx.x / PER_ROW + i * ROW_STEP;
             const bool exists = row < KT_M;
-            const kt_pixel out = kt_pixel_of(row);
+            const kt_pixel out = kt_pixel_of(kt_min(row, (u32)KT_M - 1));
             const int h = (int)(out.p * KT_STRIDE_H) - KT_PAD_H, w = (int)(out.q * KT_STRIDE_W) - GATHER_PAD_W;
             pixel[i] = (((offset)out.n * KT_HEIGHT + h) * (offset)X_W + w) * (offset)(X_PITCH * ELEMENT_BYTES);
             if constexpr (BITS) {

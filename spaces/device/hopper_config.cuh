@@ -31,6 +31,7 @@
 #endif
 #define KT_STORE_DIRECT 0 /* neighbouring pairs, as the accumulators lie */
 #define KT_STORE_TMA 1    /* boxes, through shared memory */
+#define KT_STORE_ROWS 2   /* rows in aligned words, through shared memory: where C's rows start anywhere */
 #ifndef KT_STORE
 #define KT_STORE KT_STORE_DIRECT
 #endif
@@ -63,6 +64,9 @@
 #ifndef KT_CLUSTER_N
 #define KT_CLUSTER_N 1
 #endif
+#ifndef KT_CLUSTER_K
+#define KT_CLUSTER_K 1 /* CTAs that share one tile of C, each a range of k; their sums meet in shared memory */
+#endif
 #ifndef KT_PERSISTENT
 #define KT_PERSISTENT 1 /* 1: every CTA takes one tile after the other */
 #endif
@@ -82,13 +86,14 @@ constexpr int THREADS = WARPGROUP * CONSUMERS + 32 * KT_PRODUCER_WARPS;
 constexpr bool EXCHANGE_REGISTERS = KT_PRODUCER_WARPS == 4;
 constexpr int GROUP_M = BM / READERS, M_PARTS = GROUP_M / 64, PART_N = BN / KT_PARTS_N; // of a warpgroup; of an instruction
 constexpr int ACCS = M_PARTS * BN / 2;
-constexpr int CLUSTER_SIZE = KT_CLUSTER_M * KT_CLUSTER_N;
+constexpr int CLUSTER_SIZE = KT_CLUSTER_M * KT_CLUSTER_N * KT_CLUSTER_K;
 static_assert(KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16 || KT_DTYPE == KT_TF32, "a type of wgmma");
 static_assert(GROUP_M % 64 == 0 && GROUP_M * READERS == BM, "rows of a warpgroup");
 static_assert(PART_N % 8 == 0 && PART_N * KT_PARTS_N == BN && PART_N <= 256, "columns of an instruction");
 static_assert(!KT_PINGPONG || (CONSUMERS == 2 && KT_PERSISTENT), "two warpgroups take turns");
 static_assert(KT_PRODUCER_WARPS == 1 || KT_PRODUCER_WARPS == 4, "registers move between whole warpgroups");
 static_assert(STAGES >= 2 && (KT_IN_FLIGHT == 0 || KT_IN_FLIGHT == 1), "pipeline");
+static_assert(KT_CLUSTER_K == 1 || (KT_CLUSTER_M * KT_CLUSTER_N * KT_SPLIT_K == 1 && !KT_PERSISTENT), "sums in a cluster");
 static_assert(CLUSTER_SIZE <= 8, "clusters that every device of the architecture can hold");
 // More would wait for registers that nobody gives.
 static_assert(!EXCHANGE_REGISTERS || KT_PRODUCER_REGISTERS + CONSUMERS * KT_CONSUMER_REGISTERS <=
@@ -100,15 +105,16 @@ constexpr bool CHECK_M = KT_M % (BM * KT_CLUSTER_M) != 0, CHECK_N = KT_N % (BN *
 constexpr u32 K_TILES = kt_ceil_div<u32>(KT_K, BK);
 constexpr u32 CLUSTERS = M_CLUSTERS * N_CLUSTERS, UNITS = CLUSTERS * KT_BATCH * KT_SPLIT_K; // a cluster works on one unit
 static_assert((u64)M_CLUSTERS * N_CLUSTERS * KT_BATCH * KT_SPLIT_K * CLUSTER_SIZE < 1ull << 31, "grid");
-static_assert(KT_SPLIT_K <= K_TILES, "every split has a tile of k");
+constexpr u32 K_PARTS = KT_SPLIT_K * KT_CLUSTER_K;
+static_assert(K_PARTS <= K_TILES, "every part has a tile of k");
 
 // ---- who does what
 
 // A CTA's place in its cluster.
 struct kt_member {
-    u32 m, n;
+    u32 m, n, k;
 
-    KT_DEVICE u32 rank() const { return m + n * KT_CLUSTER_M; }
+    KT_DEVICE u32 rank() const { return m + n * KT_CLUSTER_M + k; } // along k, or along m and n
     // CTAs that need the same rows of A, and the same columns of B.
     KT_DEVICE u16 sharing_a() const {
         u32 ctas = 0;
@@ -120,9 +126,10 @@ struct kt_member {
 };
 constexpr u32 PARTNERS = KT_CLUSTER_M + KT_CLUSTER_N - 1; // CTAs that write to each other's stages, itself among them
 KT_DEVICE kt_member kt_this_member() {
-    if (CLUSTER_SIZE == 1) return {0, 0};
+    if (CLUSTER_SIZE == 1) return {0, 0, 0};
     const u32 rank = kt_cluster_rank();
-    return {rank % KT_CLUSTER_M, rank / KT_CLUSTER_M};
+    if (KT_CLUSTER_K > 1) return {0, 0, rank};
+    return {rank % KT_CLUSTER_M, rank / KT_CLUSTER_M, 0};
 }
 KT_DEVICE u32 kt_partner(const kt_member &me, u32 i) { // i < PARTNERS
     if (i < KT_CLUSTER_M) return i + me.n * KT_CLUSTER_M;
@@ -138,8 +145,9 @@ struct kt_unit {
 KT_DEVICE kt_unit kt_unit_of(u32 unit, const kt_member &me) {
     const u32 part = unit / CLUSTERS, cluster = unit % CLUSTERS, split = part % KT_SPLIT_K;
     const kt_place place = kt_place_of(cluster, M_CLUSTERS, N_CLUSTERS);
-    const u32 first = KT_SPLIT_K == 1 ? 0 : kt_split(K_TILES, KT_SPLIT_K, split);
-    const u32 end = KT_SPLIT_K == 1 ? K_TILES : kt_split(K_TILES, KT_SPLIT_K, split + 1);
+    const u32 k_part = split * KT_CLUSTER_K + me.k;
+    const u32 first = K_PARTS == 1 ? 0 : kt_split(K_TILES, K_PARTS, k_part);
+    const u32 end = K_PARTS == 1 ? K_TILES : kt_split(K_TILES, K_PARTS, k_part + 1);
     return {part / KT_SPLIT_K, split, cluster * CLUSTER_SIZE + me.rank(),
             (place.m * KT_CLUSTER_M + me.m) * BM, (place.n * KT_CLUSTER_N + me.n) * BN, first, end - first};
 }

@@ -4,12 +4,18 @@
 
 #include "hopper_config.cuh"
 
-// ---- memory for boxes of C, a warpgroup's own
+// ---- memory for parts of C on their way, a warpgroup's own
 
-constexpr bool STORE_BY_TMA = KT_STORE == KT_STORE_TMA;
+constexpr bool STORE_BY_TMA = KT_STORE == KT_STORE_TMA, STORE_BY_ROWS = KT_STORE == KT_STORE_ROWS;
 constexpr int BOX_N = BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16, BOX_ROW = BOX_N * OUTPUT_BYTES, BOX_BYTES = 64 * BOX_ROW;
-constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : 0;
-static_assert(!STORE_BY_TMA || (BN % 16 == 0 && OUTPUT_BYTES == 2 && C_GROUP == 8), "boxes of C");
+constexpr int STRIP_N = BN % 128 == 0 ? 128 : BOX_N; // columns of rows that are stored at once
+constexpr int STRIP_ROW = STRIP_N * OUTPUT_BYTES + 16, STRIP_BYTES = 64 * STRIP_ROW; // 16 bytes more: no bank conflicts
+constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : STORE_BY_ROWS ? STRIP_BYTES : 0;
+static_assert(!STORE_BY_TMA || C_GROUP == 8, "rows of C that the TMA can store");
+static_assert(KT_STORE == KT_STORE_DIRECT || (BN % 16 == 0 && OUTPUT_BYTES == 2), "matrices in shared memory");
+// The sums of a CTA, where those of a cluster meet.
+constexpr int SUMS_BYTES = KT_CLUSTER_K > 1 ? BM * BN * ACC_BYTES : 0;
+static_assert(KT_CLUSTER_K == 1 || KT_STORE == KT_STORE_DIRECT, "parts of a tile are stored directly");
 
 constexpr u64 TILES = (u64)CLUSTERS * CLUSTER_SIZE; // of C in a batch, those beyond its edges counted
 using Splits = kt_split_workspace<TILES * KT_BATCH * READERS, (u64)GROUP_M * BN>;
@@ -27,13 +33,16 @@ struct kt_group_tile {
     KT_DEVICE u32 column_of(int j) const { return column + 8 * j + lane() % 4 * 2; }
 };
 
-// COUNT neighbours of each pair: finished into C, or as they are into the sums of split-K.
-template <int COUNT, bool PARTIAL> KT_DEVICE void kt_store_pairs(kt_sums &sums, const kt_group_tile &to, u8 *workspace, u32 split) {
+// COUNT neighbours of each pair: finished into C, or as they are into the sums of split-K. With KT_CLUSTER_K, this CTA's
+// share of the pairs.
+template <int COUNT, bool PARTIAL>
+KT_DEVICE void kt_store_pairs(kt_sums &sums, const kt_group_tile &to, u8 *workspace, u32 split, u32 share = 0) {
 #pragma unroll
     for (int j = 0; j < BN / 8; j++)
 #pragma unroll
         for (int e = 0; e < 2; e += COUNT) {
             const u32 column = to.column_of(j) + e;
+            if (j % KT_CLUSTER_K != share) continue;
             if (CHECK_N && column >= KT_N) continue;
             const kt_columns<COUNT> columns = kt_load_columns<COUNT>(to.epilogue, column, !PARTIAL);
 #pragma unroll
@@ -50,6 +59,26 @@ template <int COUNT, bool PARTIAL> KT_DEVICE void kt_store_pairs(kt_sums &sums, 
                     else kt_finish_and_store<COUNT>(to.c, index, sum, columns, to.epilogue);
                 }
         }
+}
+
+// A pair, finished: two outputs in a word. What lies outside C is any number.
+KT_DEVICE u32 kt_finished_pair(kt_sums &sums, const kt_group_tile &to, int i, int j, int h) {
+    constexpr int COUNT = kt_min(C_GROUP, 2); // neighbours that can be loaded at once
+    const u32 row = to.row_of(i, h), column = to.column_of(j);
+    u32 word = 0;
+#pragma unroll
+    for (int e = 0; e < 2; e += COUNT) {
+        const bool in_row = !CHECK_N || column + e < KT_N;
+        kt_acc sum[COUNT];
+#pragma unroll
+        for (int g = 0; g < COUNT; g++) sum[g] = sums.pair(i, j, h)[e + g];
+        kt_math residual[COUNT] = {};
+        if (KT_HAS_RESIDUAL && in_row && (!CHECK_M || row < KT_M))
+            kt_load_outputs<COUNT>(residual, to.epilogue.residual + to.index + (u64)row * C_LD + column + e);
+        const u32 bits = kt_finish<COUNT>(sum, kt_load_columns<COUNT>(to.epilogue, column + e, in_row), residual).words.w[0];
+        word |= e ? bits << 16 : COUNT == 1 ? bits & 0xffff : bits;
+    }
+    return word;
 }
 
 // Boxes of 64 rows through shared memory, each stored by the TMA while the next is being finished.
@@ -69,7 +98,7 @@ struct kt_box_store {
                 for (int q = 0; q < BOX_N / 16; q++) {
                     u32 words[4];
 #pragma unroll
-                    for (int v = 0; v < 4; v++) words[v] = finished(sums, to, i, (box * BOX_N + q * 16) / 8 + v / 2, v % 2);
+                    for (int v = 0; v < 4; v++) words[v] = kt_finished_pair(sums, to, i, (box * BOX_N + q * 16) / 8 + v / 2, v % 2);
                     u32 offset = row * BOX_ROW + (2 * q + lane / 16) * 16;
                     offset ^= (offset >> 3) & ((BOX_ROW / 16 - 1) << 4); // the swizzle of the map
                     kt_stmatrix(at + offset, words);
@@ -80,16 +109,43 @@ struct kt_box_store {
                 if (++next == KT_STORE_BUFFERS) next = 0;
             }
     }
-
-    KT_DEVICE u32 finished(kt_sums &sums, const kt_group_tile &to, int i, int j, int h) const {
-        const u32 row = to.row_of(i, h), column = to.column_of(j);
-        const bool inside = (!CHECK_N || column < KT_N) && (!CHECK_M || row < KT_M);
-        const kt_acc *pair = sums.pair(i, j, h), sum[2] = {pair[0], pair[1]};
-        kt_math residual[2] = {};
-        if (KT_HAS_RESIDUAL && inside) kt_load_outputs<2>(residual, to.epilogue.residual + to.index + (u64)row * C_LD + column);
-        return kt_finish<2>(sum, kt_load_columns<2>(to.epilogue, column, !CHECK_N || column < KT_N), residual).words.w[0];
-    }
 };
+
+// Rows that start anywhere: a warp's 16 rows wait in shared memory and are stored in whole words, single outputs at the ends.
+KT_DEVICE void kt_store_rows(kt_sums &sums, const kt_group_tile &to, u32 memory) {
+    const u32 lane = to.lane(), strip = memory + to.thread / 32 * 16 * STRIP_ROW;
+#pragma unroll
+    for (int first = 0; first < BN; first += STRIP_N)
+#pragma unroll
+        for (int i = 0; i < M_PARTS; i++) {
+            __syncwarp();
+#pragma unroll
+            for (int q = 0; q < STRIP_N / 16; q++) {
+                u32 words[4];
+#pragma unroll
+                for (int v = 0; v < 4; v++) words[v] = kt_finished_pair(sums, to, i, (first + q * 16) / 8 + v / 2, v % 2);
+                kt_stmatrix(strip + lane % 16 * STRIP_ROW + (2 * q + lane / 16) * 16, words);
+            }
+            __syncwarp();
+            const u32 row = to.row + 64 * i + to.thread / 32 * 16, column = to.column + first;
+            const int count = (int)KT_N - (int)column; // outputs of a row from here on
+#pragma unroll 1
+            for (u32 r = 0; r < 16 && row + r < KT_M; r++) {
+                const u64 index = to.index + (u64)(row + r) * C_LD + column;
+                const int odd = C_GROUP == 1 ? (int)(index & 1) : 0; // an output before the first whole word
+                if (odd && lane == 0 && count > 0) to.c[index] = (u16)kt_shared_load(strip + r * STRIP_ROW);
+#pragma unroll
+                for (int at = 0; at < STRIP_N; at += 64) {
+                    const int e = at + 2 * (int)lane + odd, left = kt_min(count, (int)STRIP_N) - e;
+                    if (STRIP_N % 64 && e >= STRIP_N) continue;
+                    const u32 word = strip + r * STRIP_ROW + (e - odd) * OUTPUT_BYTES;
+                    const u32 pair = odd ? __funnelshift_r(kt_shared_load(word), kt_shared_load(word + 4), 16) : kt_shared_load(word);
+                    if (left >= 2) *(u32 *)(to.c + index + e) = pair;
+                    else if (left == 1) to.c[index + e] = (u16)pair;
+                }
+            }
+        }
+}
 
 // ---- split-K
 
@@ -124,5 +180,27 @@ KT_DEVICE bool kt_join_group_splits(kt_sums &sums, const kt_group_tile &mine, u8
     }
     return true;
 }
+
+// Sums a warpgroup's accumulators over the CTAs of its cluster, each of which then holds its share: the pairs of every
+// KT_CLUSTER_K-th group of columns. All threads of the cluster meet once between `before` and `after`.
+struct kt_cluster_sums {
+    u32 mine; // of the thread, in every CTA
+
+    KT_DEVICE void before(kt_sums &sums) const {
+#pragma unroll
+        for (int v = 0; v < ACCS / 4; v++) kt_shared_store(mine + v * WARPGROUP * 16, kt_acc_words<4>(sums.four(v)));
+    }
+    KT_DEVICE void after(kt_sums &sums, u32 share) const {
+#pragma unroll
+        for (int v = 0; v < ACCS / 4; v++) {
+            if (v % (BN / 8) % KT_CLUSTER_K != share) continue;
+#pragma unroll
+            for (int e = 0; e < 4; e++) sums.four(v)[e] = 0;
+#pragma unroll
+            for (u32 rank = 0; rank < KT_CLUSTER_K; rank++)
+                kt_add_acc_words<4>(sums.four(v), kt_load_of_cta(mine + v * WARPGROUP * 16, rank));
+        }
+    }
+};
 
 #endif

@@ -44,6 +44,15 @@ KT_DEVICE void kt_stmatrix(u32 address, const u32 (&x)[4]) {
                  ::"r"(address), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
 }
 
+// 16 bytes of the shared memory of CTA `rank` of the cluster, at the same address there.
+KT_DEVICE kt_words<4> kt_load_of_cta(u32 address, u32 rank) {
+    kt_words<4> x;
+    asm volatile("{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %4, %5;\n\t"
+                 "ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [there];\n\t}"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "r"(address), "r"(rank) : "memory");
+    return x;
+}
+
 // Makes what the thread wrote to shared memory known to the TMA and to wgmma.
 KT_DEVICE void kt_fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

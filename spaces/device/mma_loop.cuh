@@ -116,8 +116,8 @@ KT_DEVICE void kt_multiply(kt_accumulators &acc, Loader &loader, FragmentsA &at_
             if (DOUBLE) {
                 if (step == STEPS - 1) {
                     if (more) loader.end(ring + write);
-                    read = kt_next_stage(read);
                     at_a.next();
+                    read = kt_next_stage(read);
                     kt_copy_wait<STAGES - 2>();
                     __syncthreads();
                 }
@@ -132,8 +132,8 @@ KT_DEVICE void kt_multiply(kt_accumulators &acc, Loader &loader, FragmentsA &at_
         }
         if (!DOUBLE) {
             if (more) loader.end(ring + write);
-            read = kt_next_stage(read);
             at_a.next();
+            read = kt_next_stage(read);
         }
         write = kt_next_stage(write);
     }

@@ -41,11 +41,9 @@ _BLOCK_N = (
 )  # fmt: skip
 _BLOCK_K_BYTES = (64, 128, 256)
 _STAGES = (2, 3, 4, 5, 6, 7, 8, 10, 12)
-_CLUSTER = (1, 2, 4, 8)
+_CLUSTER, _CLUSTER_K = (1, 2, 4), (1, 2, 4, 8)
 _MOST_CTAS = 8
 """Of a cluster, on every device of the architecture."""
-_OTHER_REGISTERS = 32
-"""Registers of a consumer besides its accumulators; fitted to the compiler's reports."""
 
 PlanOf = Callable[[Any], HopperPlan]
 
@@ -57,23 +55,25 @@ def hopper_knobs(w: Gemm, target: Target) -> list[Knob]:
     m_tiles, n_tiles, k_tiles = ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0]), ceil_div(w.k, bks[0])
     grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
     by_boxes = output_group(w) * output_bytes(w) == 16 and output_bytes(w) == 2
-    most = m_tiles * n_tiles * w.batch * k_tiles
-    turns = (False, True) if most > target.cores else (False,)
+    stores = ("direct", "tma") if by_boxes else ("direct", "rows")
+    splits = most_splits(k_tiles, grid, target)
+    turns = (False, True) if m_tiles * n_tiles * w.batch * splits > target.cores else (False,)
     return [
         Ordinal("tile", "bm", bms),
         Ordinal("tile", "bn", bns),
         Ordinal("tile", "bk", bks),
         Ordinal("mem", "stages", _STAGES),
         *([] if b.k_major else [Ordinal("mem", "swizzle_b", (32, 64, 128))]),
-        Categorical("mem", "store", ("direct", "tma") if by_boxes else ("direct",)),
+        Categorical("mem", "store", stores if output_bytes(w) == 2 else ("direct",)),
         Ordinal("mem", "buffers", (1, 2) if by_boxes else (1,)),
         *raster_knobs(m_tiles, n_tiles),
-        *split_knobs(most_splits(k_tiles, grid, target)),
+        *split_knobs(splits),
         Ordinal("unroll", "in_flight", (0, 1)),
         Ordinal("map", "consumers", (1, 2, 3)),
         Categorical("map", "producer", ("warp", "warpgroup")),
         Ordinal("map", "cluster_m", tuple(c for c in _CLUSTER if c <= m_tiles)),
         Ordinal("map", "cluster_n", tuple(c for c in _CLUSTER if c <= n_tiles)),
+        Ordinal("map", "cluster_k", tuple(c for c in _CLUSTER_K if c <= splits)),
         Categorical("map", "persistent", turns),
         Ordinal("map", "blocks", (1, 2, 3, 4)),
         Categorical("sync", "pingpong", turns),
@@ -115,10 +115,10 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
         ),
         rule(
             "registers",
-            lambda v: plan(v).accumulators + _OTHER_REGISTERS <= plan(v).consumer_registers,
+            lambda v: plan(v).needed_registers <= plan(v).consumer_registers,
             lambda v: (
-                f"{int(plan(v).accumulators)} accumulators and {_OTHER_REGISTERS} other registers "
-                f"exceed {int(plan(v).consumer_registers)} of a consumer"
+                f"about {int(plan(v).needed_registers)} registers, {int(plan(v).accumulators)} of "
+                f"them sums, exceed {int(plan(v).consumer_registers)} of a consumer"
             ),
         ),
         *_instruction_rules(w, plan),
@@ -199,7 +199,26 @@ def _cluster_rules(w: Gemm, plan: PlanOf) -> list[Rule]:
         rule(
             "cluster",
             lambda v: plan(v).cluster <= _MOST_CTAS,
-            lambda v: f"{v['cluster_m']} x {v['cluster_n']} CTAs exceed {_MOST_CTAS} of a cluster",
+            lambda v: f"{plan(v).cluster} CTAs exceed {_MOST_CTAS} of a cluster",
+        ),
+        rule(
+            "cluster-k",
+            lambda v: (
+                (v["cluster_k"] == 1) | (plan(v).k_parts * plan(v).cluster == v["cluster_k"] ** 2)
+            ),
+            "a cluster along k has one tile of C and no split-K besides",
+        ),
+        rule(
+            "cluster-k-store",
+            lambda v: (
+                (v["cluster_k"] == 1) | ((np.asarray(v["store"]) == "direct") & ~plan(v).persistent)
+            ),
+            "CTAs that share a tile of C store their parts directly, and work on no other",
+        ),
+        rule(
+            "cluster-k-tiles",
+            lambda v: plan(v).k_parts <= plan(v).k_tiles,
+            lambda v: f"{plan(v).k_parts} parts of {plan(v).k_tiles} tiles along k",
         ),
         rule(
             "cluster-tiles",
@@ -227,8 +246,8 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
     return [
         rule(
             "store-columns",
-            lambda v: ~by_boxes(v) | (v["bn"] % 16 == 0),
-            lambda v: f"boxes of C have multiples of 16 columns, not {v['bn']}",
+            lambda v: (np.asarray(v["store"]) == "direct") | (v["bn"] % 16 == 0),
+            lambda v: f"stores through shared memory need multiples of 16 columns, not {v['bn']}",
         ),
         rule(
             "store-buffers",
@@ -238,7 +257,9 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
         rule(
             "store-sums",
             lambda v: (
-                ~by_boxes(v) | (v["split_k"] == 1) | (np.asarray(v["split_mode"]) != "kernel")
+                (np.asarray(v["store"]) == "direct")
+                | (v["split_k"] == 1)
+                | (np.asarray(v["split_mode"]) != "kernel")
             ),
             "sums for another kernel are stored directly",
         ),
@@ -258,8 +279,8 @@ def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, in
         "KT_PRODUCER_REGISTERS": int(p.producer_registers),
         "KT_CONSUMER_REGISTERS": int(p.consumer_registers),
         "KT_CLUSTER_M": v["cluster_m"], "KT_CLUSTER_N": v["cluster_n"],
-        "KT_PERSISTENT": int(v["persistent"]), "KT_BLOCKS": v["blocks"],
-        "KT_PINGPONG": int(v["pingpong"]), "KT_EARLY": int(v["early"]),
+        "KT_CLUSTER_K": v["cluster_k"], "KT_PERSISTENT": int(v["persistent"]),
+        "KT_BLOCKS": v["blocks"], "KT_PINGPONG": int(v["pingpong"]), "KT_EARLY": int(v["early"]),
         "KT_GRID": int(p.ctas), "KT_TENSOR_MAPS": maps_define(p.maps()),
         "KT_EXPECT_SHARED_BYTES": int(p.shared_bytes), "KT_EXPECT_UNITS": int(p.units),
         "KT_EXPECT_THREADS": int(p.threads),

@@ -55,8 +55,8 @@ def _candidates(
             "bm": bm, "bn": bn, "bk": bk, "store": knobs["store"][-1], "buffers": 1,
             "raster": "m", "group": 1, "split_k": 1, "split_mode": "last", "in_flight": 1,
             "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
-            "cluster_n": 1, "persistent": persistent, "blocks": 1, "pingpong": False,
-            "early": knobs["early"][-1],
+            "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": 1,
+            "pingpong": False, "early": knobs["early"][-1],
         }  # fmt: skip
         if bn % 16:
             values["store"] = "direct"
@@ -71,6 +71,9 @@ def _candidates(
         for split in splits:
             in_flight = int(-(-p.k_tiles // split) > 1)
             yield {**values, "split_k": split, "in_flight": in_flight}
+        for parts in knobs["cluster_k"]:
+            if 1 < parts <= min(wanted, p.k_tiles // 2) and cluster_m == 1:
+                yield {**values, "cluster_k": parts, "store": "direct"}
 
 
 def _with_stages(

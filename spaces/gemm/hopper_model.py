@@ -18,7 +18,8 @@ from .hopper_plan import HopperPlan
 # Of one SM of sm_90, bytes and cycles; they only rank.
 _SHARED_BYTES = 128  # a cycle, to the tensor cores
 _L2_BYTES = 46  # a cycle, its share
-_STORED_BYTES = {"direct": 16, "tma": 40}  # a cycle
+_STORED_BYTES = {"direct": 16, "tma": 40, "rows": 24}  # a cycle
+_CLUSTER_SUM, _CLUSTER_BYTES = 1200, 32  # cycles of two meetings; bytes a cycle from other CTAs
 _FILL = 900  # until the first tile of k arrives
 _STAGE_LATENCY = 700  # from a free stage to a full one
 _K_TILE = 40  # of barriers for each tile of k
@@ -41,8 +42,11 @@ def cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPlan) -> dict
         p.pingpong | (resident > 1), 0, _K_TILE
     )
     loop = p.split_tiles * k_tile
-    rate = np.where(p.by_boxes, _STORED_BYTES["tma"], _STORED_BYTES["direct"])
-    store = p.bm * p.bn * output_bytes(w) / rate
+    staged = np.where(p.by_rows, _STORED_BYTES["rows"], _STORED_BYTES["direct"])
+    rate = np.where(p.by_boxes, _STORED_BYTES["tma"], staged)
+    store = p.bm * p.bn * output_bytes(w) / rate / v["cluster_k"]
+    joined = _CLUSTER_SUM + p.bm * p.bn * acc_bytes(w) / _CLUSTER_BYTES
+    store = store + np.where(np.asarray(v["cluster_k"]) > 1, joined, 0)
     split = np.asarray(v["split_k"])
     sums = np.where(split > 1, _SPLIT + (split + 1) * p.bm * p.bn * acc_bytes(w) / _L2_BYTES, 0)
     rounds = ceil_div(p.units * p.cluster, p.at_once)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import ceil_div, output_bytes, round_up
+from kt.spaces.cuda import acc_bytes, ceil_div, output_bytes, round_up
 from kt.spaces.kernel import Launch, TensorMap
 from kt.spaces.target import Target
 from kt.spaces.workload import Gemm
@@ -21,9 +21,11 @@ MOST_AT_LAUNCH = 248
 MOST_REGISTERS = 232
 """Of a consumer, unless its accumulators need more."""
 LARGE_REGISTERS = 240
-MANY_SUMS = 192
+MANY_SUMS = 160
 INSTRUCTION_REGISTERS = 26
 """What one instruction needs at launch besides its accumulators, says the compiler."""
+OTHER_REGISTERS = 28
+"""Of a consumer besides accumulators and the epilogue's operands."""
 SWIZZLE = 128  # bytes of the widest
 _REPACK_THREADS = 256
 _PAIRED = 2
@@ -91,6 +93,20 @@ class HopperPlan:
         return np.where(self.exchange, np.minimum(share, most), self.launch_registers)
 
     @cached_property
+    def needed_registers(self) -> Any:
+        """What a consumer keeps in registers; fitted to the compiler's reports."""
+        v, ops = self.v, self.w.epilogue
+        columns = sum(op in ops for op in ("bias", "scale", "shift"))
+        # Columns that are stored at once are held for all blocks of 64 rows.
+        wide = np.where(self.by_boxes, self.box_n, self.strip_n)
+        staged = np.where(self.group_m > 64, wide // 4, wide // 8)
+        held = np.where(self.by_boxes | self.by_rows, staged, 2)
+        residual = np.where(self.by_boxes | self.by_rows, 8 * ("residual" in ops), 0)
+        joined = 8 * ((np.asarray(v["split_k"]) > 1) & (np.asarray(v["split_mode"]) != "kernel"))
+        shared = np.where(self.exchange, 0, 8)  # the producer's own are not told apart
+        return self.accumulators + OTHER_REGISTERS + columns * held + residual + joined + shared
+
+    @cached_property
     def parts_n(self) -> Any:
         """Instructions side by side along n: the registers at launch must hold one."""
         return np.where(self.bn // 2 + INSTRUCTION_REGISTERS <= self.launch_registers, 1, 2)
@@ -122,9 +138,18 @@ class HopperPlan:
         return np.where(self.bn % 64 == 0, 64, np.where(self.bn % 32 == 0, 32, 16))
 
     @cached_property
+    def strip_n(self) -> Any:
+        """Columns of a strip of rows that are stored at once."""
+        return np.where(self.bn % 128 == 0, 128, self.box_n)
+
+    @cached_property
     def by_boxes(self) -> Any:
         """Whether C is stored by the TMA."""
         return np.asarray(self.v["store"]) == "tma"
+
+    @cached_property
+    def by_rows(self) -> Any:
+        return np.asarray(self.v["store"]) == "rows"
 
     @cached_property
     def boxes(self) -> Any:
@@ -133,17 +158,20 @@ class HopperPlan:
 
     @cached_property
     def shared_bytes(self) -> Any:
-        box = 64 * self.box_n * output_bytes(self.w)
-        store = np.where(self.by_boxes, self.consumers * self.v["buffers"] * box, 0)
+        size = output_bytes(self.w)
+        boxes = self.v["buffers"] * 64 * self.box_n * size
+        strip = np.where(self.by_rows, 64 * (self.strip_n * size + 16), 0)
+        store = self.consumers * np.where(self.by_boxes, boxes, strip)
+        sums = np.where(self.v["cluster_k"] > 1, self.bm * self.bn * acc_bytes(self.w), 0)
         stages = self.v["stages"]
-        return stages * round_up(self.loaded_bytes, 1024) + store + 8 * (2 * stages + 2)
+        return stages * round_up(self.loaded_bytes, 1024) + store + sums + 8 * (2 * stages + 2)
 
     # -- work -------------------------------------------------------------------------------
 
     @cached_property
     def cluster(self) -> Any:
         """CTAs of a cluster."""
-        return self.v["cluster_m"] * self.v["cluster_n"]
+        return self.v["cluster_m"] * self.v["cluster_n"] * self.v["cluster_k"]
 
     @cached_property
     def m_blocks(self) -> Any:
@@ -164,7 +192,8 @@ class HopperPlan:
     @cached_property
     def tiles(self) -> Any:
         """Tiles of C over all batches, with those beyond its edges that clusters add."""
-        return self.m_clusters * self.n_clusters * self.cluster * self.w.batch
+        wide, high = self.v["cluster_m"], self.v["cluster_n"]
+        return self.m_clusters * wide * self.n_clusters * high * self.w.batch
 
     @cached_property
     def units(self) -> Any:
@@ -176,9 +205,14 @@ class HopperPlan:
         return ceil_div(self.w.k, self.bk)
 
     @cached_property
+    def k_parts(self) -> Any:
+        """Parts of k that different CTAs work on."""
+        return self.v["split_k"] * self.v["cluster_k"]
+
+    @cached_property
     def split_tiles(self) -> Any:
-        """The most tiles of k of one unit."""
-        return ceil_div(self.k_tiles, self.v["split_k"])
+        """The most tiles of k of one CTA in one unit."""
+        return ceil_div(self.k_tiles, self.k_parts)
 
     @cached_property
     def at_once(self) -> Any:

@@ -4,21 +4,14 @@
 // start anywhere goes through registers, or is first repacked by the kernel kt_repack.
 #include "mma_config.cuh"
 #include "tile.cuh"
-#include "repack.cuh"
-
-// fusion
-#ifndef KT_REPACK_A
-#define KT_REPACK_A 0
-#endif
-#ifndef KT_REPACK_B
-#define KT_REPACK_B 0
-#endif
 
 // ---- operands as the kernel reads them: in place or repacked
 
 constexpr bool MUST_TRANSPOSE = KT_DTYPE == KT_INT8;
-using RepackedA = kt_repacked<A_K_MAJOR ? KT_M : KT_K, A_LD, MUST_TRANSPOSE && !A_K_MAJOR>;
-using RepackedB = kt_repacked<B_K_MAJOR ? KT_N : KT_K, B_LD, MUST_TRANSPOSE && !B_K_MAJOR>;
+constexpr bool A_REPACK_TRANSPOSES = MUST_TRANSPOSE && !A_K_MAJOR, B_REPACK_TRANSPOSES = MUST_TRANSPOSE && !B_K_MAJOR;
+using Splits = kt_split_workspace<(u64)BLOCKS * KT_BATCH, (u64)BM * BN>;
+#include "repack_kernel.cuh"
+
 constexpr bool A_ALONG_K = A_K_MAJOR || (KT_REPACK_A && MUST_TRANSPOSE), B_ALONG_K = B_K_MAJOR || (KT_REPACK_B && MUST_TRANSPOSE);
 constexpr i64 A_PITCH = KT_REPACK_A ? RepackedA::PITCH : A_LD, B_PITCH = KT_REPACK_B ? RepackedB::PITCH : B_LD;
 constexpr i64 A_ROWS = A_ALONG_K ? KT_M : KT_K, B_ROWS = B_ALONG_K ? KT_N : KT_K;
@@ -38,12 +31,6 @@ using FragmentsB = kt_fragments<LayoutB, B_ALONG_K, WARP_N, true>;
 
 typedef kt_range Rows;
 #include "mma_store.cuh"
-
-// ---- memory
-
-using Splits = kt_split_workspace<(u64)BLOCKS * KT_BATCH, (u64)BM * BN>;
-constexpr u64 REPACKED_A = Splits::BYTES, REPACKED_B = REPACKED_A + (KT_REPACK_A ? RepackedA::BYTES : 0);
-constexpr u64 WORKSPACE_BYTES = REPACKED_B + (KT_REPACK_B ? RepackedB::BYTES : 0);
 
 // What the Python side computed, when it made this text.
 #ifdef KT_EXPECT_SHARED_BYTES
@@ -89,9 +76,10 @@ struct kt_loader {
     }
 };
 
-// ---- kernels
+// ---- kernel
 
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PARAMETERS) {
+    kt_release_next();
     const kt_worker me = kt_this_worker();
     const u32 warp_m = me.warp % WARPS_MN / KT_WARPS_N, warp_n = me.warp % KT_WARPS_N;
     const kt_share share = kt_this_share();
@@ -108,23 +96,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     sums.clear();
     FragmentsA at_a = {me.lane, warp_m * WARP_M, me.group * STEPS};
     const FragmentsB at_b = {me.lane, warp_n * WARP_N, me.group * STEPS};
+    kt_await_previous();
     kt_multiply(sums, loader, at_a, at_b, kt_shared_address(kt_shared), (int)share.tiles);
     kt_finish_tile<Splits>(sums, c, KT_EPILOGUE_OPERANDS, {share.m}, share, me, workspace);
 }
-
-#define KT_HAS_REPACK (KT_REPACK_A || KT_REPACK_B)
-#if KT_HAS_REPACK
-constexpr u64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS = VECTORS_A + (KT_REPACK_B ? RepackedB::VECTORS : 0);
-constexpr u64 REPACK_BLOCKS = kt_ceil_div<u64>(VECTORS, REPACK_THREADS);
-static_assert(REPACK_BLOCKS < 1ull << 31, "grid");
-
-extern "C" __global__ void __launch_bounds__(REPACK_THREADS) kt_repack(KT_PARAMETERS) {
-    (void)c;
-    const u64 vector = (u64)blockIdx.x * REPACK_THREADS + threadIdx.x;
-    if (vector >= VECTORS) return;
-    if (KT_REPACK_A && (!KT_REPACK_B || vector < VECTORS_A)) RepackedA::copy_vector(workspace + REPACKED_A, a, vector);
-    else RepackedB::copy_vector(workspace + REPACKED_B, b, vector - VECTORS_A);
-}
-#endif
 
 #include "launch.cuh"

@@ -90,6 +90,7 @@ class _Search:
             "prefetch": 128, "store": "staged",
             "raster": "m", "group": 1, "split_k": split, "split_mode": "last",
             "fragments": 2, "k": 1, "warps_k": 1, "blocks": 1, "stagger": False,
+            "early": knobs["early"][-1],
         }  # fmt: skip
         p = self.plan(values)
         if int(p.steps) < 2:

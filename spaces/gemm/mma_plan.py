@@ -241,11 +241,14 @@ class Plan:
         v = self.v
         vectors = sum(self.repacked_parts) // 16
         grid = (self.blocks * v["split_k"], 1, 1)
-        main = Launch("kt_kernel", grid, (self.threads, 1, 1), shared_bytes=int(self.shared_bytes))
+        early, block = bool(v["early"]), (self.threads, 1, 1)
+        shared = int(self.shared_bytes)
+        main = Launch("kt_kernel", grid, block, shared_bytes=shared, early=early)
         launches = [main]
         if vectors:
             blocks = ceil_div(vectors, _REPACK_THREADS)
-            launches.insert(0, Launch("kt_repack", (blocks, 1, 1), (_REPACK_THREADS, 1, 1)))
+            threads = (_REPACK_THREADS, 1, 1)
+            launches.insert(0, Launch("kt_repack", (blocks, 1, 1), threads, early=early))
         if v["split_k"] > 1 and v["split_mode"] == "kernel":
-            launches.append(reduce_launch(self.w))
+            launches.append(reduce_launch(self.w, early))
         return tuple(launches)

@@ -10,6 +10,7 @@ import numpy as np
 from kt.spaces.cuda import (
     Floats,
     ceil_div,
+    early_knob,
     element_bytes,
     occupancy,
     output_bytes,
@@ -82,6 +83,7 @@ def tile_knobs(
         Ordinal("map", "warps_k", (1, 2, 4)),
         Ordinal("map", "blocks", (1, 2, 3, 4)),
         Categorical("sync", "stagger", (False, True)),
+        early_knob(target),
     ]
 
 
@@ -198,7 +200,7 @@ def tile_defines(w: Gemm, v: Mapping[str, Any], p: Plan) -> dict[str, int | str]
         **raster_defines(v), **split_defines(v),
         "KT_FRAGMENT_STAGES": v["fragments"], "KT_UNROLL": v["k"],
         "KT_WARPS_M": v["warps_m"], "KT_WARPS_N": v["warps_n"], "KT_WARPS_K": v["warps_k"],
-        "KT_BLOCKS": v["blocks"], "KT_STAGGER": int(v["stagger"]),
+        "KT_BLOCKS": v["blocks"], "KT_STAGGER": int(v["stagger"]), "KT_EARLY": int(v["early"]),
         "KT_EXPECT_SHARED_BYTES": int(p.shared_bytes),
         "KT_EXPECT_WORKSPACE_BYTES": p.workspace_bytes,
         "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,

@@ -17,7 +17,7 @@ static_assert(B_K_MAJOR || KT_PARTS_N == 1 || PART_N % TileB::WIDTH == 0, "an in
 static_assert(TileA::OUTER % (8 * KT_CLUSTER_N) == 0 && TileB::OUTER % (8 * KT_CLUSTER_M) == 0, "shares of a cluster's CTAs");
 
 constexpr int LOADED_BYTES = TileA::BYTES + TileB::BYTES, STAGE_BYTES = kt_round_up(LOADED_BYTES, 1024);
-constexpr int STORE_AT = STAGES * STAGE_BYTES, BARRIERS_AT = STORE_AT + CONSUMERS * STORE_BYTES;
+constexpr int STORE_AT = STAGES * STAGE_BYTES, SUMS_AT = STORE_AT + CONSUMERS * STORE_BYTES, BARRIERS_AT = SUMS_AT + SUMS_BYTES;
 constexpr int SHARED_BYTES = BARRIERS_AT + 8 * (2 * STAGES + 2);
 
 // What the Python side computed, when it made this text.
@@ -78,7 +78,7 @@ KT_DEVICE void kt_produce(const kt_tensor_map &map_a, const kt_tensor_map &map_b
 // Tells every CTA that writes to this stage that the warp has read it. A warpgroup's warps need not end together.
 KT_DEVICE void kt_release_stage(u32 empty, const kt_member &me, u32 lane) {
     if (lane >= PARTNERS) return;
-    if (CLUSTER_SIZE == 1) kt_barrier_arrive(empty);
+    if (PARTNERS == 1) kt_barrier_arrive(empty);
     else kt_barrier_arrive_at(empty, kt_partner(me, lane));
 }
 
@@ -143,6 +143,7 @@ kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __gr
     if (group == CONSUMERS) {
         if (EXCHANGE_REGISTERS) kt_give_registers<KT_PRODUCER_REGISTERS>();
         if (threadIdx.x == CONSUMERS * WARPGROUP) kt_produce(map_a, map_b, barriers, me, memory);
+        if (KT_CLUSTER_K > 1) kt_cluster_sync();
     } else {
         if (EXCHANGE_REGISTERS) kt_take_registers<KT_CONSUMER_REGISTERS>();
         const u32 thread = threadIdx.x % WARPGROUP, reader = KT_PINGPONG ? 0 : group;
@@ -162,12 +163,19 @@ kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __gr
                 const u64 part = (unit.batch * TILES + unit.tile) * READERS + reader;
                 if (!kt_join_group_splits(sums, to, workspace, part, unit.split)) return;
             }
+            if constexpr (KT_CLUSTER_K > 1) {
+                const kt_cluster_sums joined = {memory + SUMS_AT + (reader * ACCS / 4 * WARPGROUP + thread) * 16};
+                joined.before(sums);
+                kt_cluster_sync();
+                joined.after(sums, me.k);
+            }
             if constexpr (STORE_BY_TMA) boxes.store(sums, to, KT_MAP_C, unit.batch);
-            else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split);
+            else if constexpr (STORE_BY_ROWS) kt_store_rows(sums, to, memory + STORE_AT + group * STORE_BYTES);
+            else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split, me.k);
         });
         if (STORE_BY_TMA && thread == 0) kt_store_box_wait<0>();
     }
-    if (CLUSTER_SIZE > 1) kt_cluster_sync(); // others may still arrive at this CTA's barriers
+    if (CLUSTER_SIZE > 1) kt_cluster_sync(); // others may still arrive at this CTA's barriers, and read its sums
 }
 
 #define KT_CLUSTER CLUSTER_SIZE

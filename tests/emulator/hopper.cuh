@@ -153,6 +153,13 @@ static void kt_stmatrix(u32 address, const u32 (&x)[4]) {
         for (int i = 0; i < 4; i++) memcpy(emu_at(w[8 * i + lane / 4][0], 16) + lane % 4 * 4, &x[i], 4);
     });
 }
+static kt_words<4> kt_load_of_cta(u32 address, u32 rank) {
+    kt_words<4> x;
+    memcpy(&x, emu_at((address & 0xffffff) | rank << 24, 16), 16);
+    return x;
+}
+static void emu_shared_store(u32 address, kt_words<4> x) { memcpy(emu_at(address, 16), &x, 16); }
+static u32 emu_shared_load(u32 address) { return *(const u32 *)emu_at(address, 4); }
 static void kt_fence_async_proxy() {}
 
 // ==== products

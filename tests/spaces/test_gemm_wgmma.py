@@ -131,11 +131,11 @@ def test_the_default_of_a_large_product_is_the_tile_that_vendors_use() -> None:
 
 
 def test_maps_describe_the_operands() -> None:
-    w = parse("gemm 100x200x72 batch=3 layout=tn dtype=bf16")
+    w = parse("gemm 104x200x72 batch=3 layout=tn dtype=bf16")
     space = Space(w, H200, [GemmWgmma()])
     (main,) = space.kernel(int(space.defaults()[0])).launches
     a, b = main.maps[:2]
-    assert (a.argument, a.extents, a.strides) == (0, (100, 72, 3), (208, 72 * 208))
+    assert (a.argument, a.extents, a.strides) == (0, (104, 72, 3), (208, 72 * 208))
     assert (b.argument, b.extents, b.strides) == (1, (200, 72, 3), (400, 72 * 400))
     assert all(m.box[0] * 2 <= m.swizzle and max(m.box) <= 256 for m in main.maps)
 
@@ -199,6 +199,13 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "sums by a kernel": (_TEXT, lambda v: v["split_mode"] == "kernel" and v["cluster_m"] > 1),
     "repacked": (
         "gemm 130x131x77 batch=2 layout=tt epilogue=residual dtype=bf16", lambda v: v["persistent"],
+    ),
+    "rows of odd length": (
+        "gemm 130x131x72 batch=2 epilogue=bias+residual dtype=bf16",
+        lambda v: v["store"] == "rows" and v["bm"] == 128 and v["consumers"] == 1,
+    ),
+    "a cluster along k": (
+        "gemm 100x72x600 epilogue=bias dtype=bf16", lambda v: v["cluster_k"] == 4,
     ),
     "tf32": ("gemm 100x72x100 layout=nt dtype=tf32", lambda v: v["split_k"] > 1),
 }  # fmt: skip

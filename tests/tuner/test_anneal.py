@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from odd_families import SPACES, space
 
 from kt.spaces.space import Points, Space
-from kt.tuner.anneal import CHAINS, STEPS, anneal
+from kt.tuner.anneal import anneal
+
+CHAINS, STEPS, TEMPERATURE = 256, 48, 0.08
 
 
 def bowl(where: Space) -> NDArray[np.float64]:
@@ -25,7 +27,7 @@ def annealed(where: Space, chains: int = CHAINS, seed: int = 0):  # type: ignore
 
     rng = np.random.default_rng(seed)
     starts = np.resize(where.sample(rng, chains), chains)
-    return starts, anneal(where, score, starts, rng), score, calls
+    return starts, anneal(where, score, starts, rng, STEPS, TEMPERATURE), score, calls
 
 
 @pytest.mark.parametrize("name", SPACES)

@@ -142,9 +142,7 @@ def test_a_description_gives_the_default_and_checks_the_recording(tmp_path: Path
         ("True", lambda x, y: True),
     ],
 )
-def test_conditions_mean_what_they_mean_in_python(
-    tmp_path: Path, text: str, keeps: object
-) -> None:
+def test_conditions_mean_what_they_mean_in_python(tmp_path: Path, text: str, keeps: object) -> None:
     where = space_of(tmp_path, t4(), t1(text))
     kept = where.parts[0].legal(where.order)
     expected = [bool(keeps(x, y)) for x, y, _ in configurations()]  # type: ignore[operator]

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from odd_families import SPACES, space
 
-from kt.tuner import strategy
+from kt.tuner import guided, strategy
+from kt.tuner.picker import Picker
+from kt.tuner.preset import REVISIONS, Preset
 from kt.tuner.state import Observation, State
-from kt.tuner.strategy import STRATEGIES, Picker
+from kt.tuner.strategy import STRATEGIES
 from kt.tuner.surrogate import Surrogate
 
 NOTHING = np.empty(0, dtype=np.int64)
+FIRST, NEW = REVISIONS[1], REVISIONS[2]
+PRESETS = pytest.mark.parametrize("preset", REVISIONS.values(), ids=map(str, REVISIONS))
 
 
 def picker(name: str = "fake", size: int = 16) -> Picker:
@@ -37,14 +41,14 @@ def test_diverse_points_differ_pairwise_in_two_knobs_and_none_is_lost() -> None:
     points = where.around(int(where.defaults()[0]))
     points = np.concatenate([points, where.sample(np.random.default_rng(0), 20, points)])
     spots = where.coordinates(points)
-    ordered = strategy._diverse(points, spots, 8)
+    ordered = guided.diverse(points, spots, 8)
     assert sorted(ordered.tolist()) == sorted(points.tolist())
     assert ordered[0] == points[0]  # the best predicted stays first
     head = where.coordinates(ordered[:8])
     for i in range(8):
         for j in range(i):
             assert (head[i] != head[j]).sum() >= 2
-    assert len(strategy._diverse(NOTHING, where.coordinates(NOTHING), 4)) == 0
+    assert len(guided.diverse(NOTHING, where.coordinates(NOTHING), 4)) == 0
 
 
 def test_space_filling_points_are_farther_apart_than_random_ones() -> None:
@@ -58,11 +62,11 @@ def test_space_filling_points_are_farther_apart_than_random_ones() -> None:
         rng = np.random.default_rng(seed)
         chosen = picker()
         chosen.add(space("fake").defaults(), "default")
-        filling = strategy._space_filling(chosen, rng)
+        filling = guided.space_filling(chosen, rng)
         assert len(filling) == 15 and len(np.unique(filling)) == 15
         assert not np.isin(filling, chosen.taken).any()
         assert nearest(filling) > 1.3 * nearest(space("fake").sample(rng, 15))
-    assert len(strategy._space_filling(picker("two"), rng)) == 2
+    assert len(guided.space_filling(picker("two"), rng)) == 2
 
 
 def test_the_grid_spreads_over_the_whole_space_in_halving_distances() -> None:
@@ -78,11 +82,14 @@ def test_the_grid_spreads_over_the_whole_space_in_halving_distances() -> None:
     assert chosen.sources.count("grid") >= 8
 
 
+@PRESETS
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_full_batch_leaves_no_room_and_an_ended_space_stays_short(name: str) -> None:
+def test_a_full_batch_leaves_no_room_and_an_ended_space_stays_short(
+    name: str, preset: Preset
+) -> None:
     for where, count in (("fake", 16), ("one_knob", 5), ("one", 1), ("two", 2)):
         state = State(space(where), NOTHING)
-        made = STRATEGIES[name](Surrogate([state], "kt", 0, 1), 0, 0.1)
+        made = STRATEGIES[name](Surrogate([state], "kt", 0, 1, preset), 0, 0.1, preset)
         chosen = Picker(state, 16)
         made.fill(chosen, np.random.default_rng(0))
         assert len(chosen.points) == len(set(chosen.points.tolist())) == count
@@ -94,14 +101,16 @@ def test_a_full_batch_leaves_no_room_and_an_ended_space_stays_short(name: str) -
             assert not len(again.points)
 
 
-def learnt(us: object, n: int = 64, name: str = "fake") -> tuple[State, Surrogate]:
+def learnt(
+    us: object, n: int = 64, name: str = "fake", preset: Preset = FIRST
+) -> tuple[State, Surrogate]:
     """A state and a model of `n` observed points."""
     state = State(space(name), NOTHING)
     points = state.space.sample(np.random.default_rng(0), n)
     seen = [Observation(p, us(p)) for p in points.tolist()]  # type: ignore[operator]
     state.propose(points)
     state.observe(seen)
-    surrogate = Surrogate([state], "kt", 0, 2)
+    surrogate = Surrogate([state], "kt", 0, 2, preset)
     surrogate.learn(0, seen)
     return state, surrogate
 
@@ -114,7 +123,7 @@ def test_guided_batches_mix_the_model_with_random_points() -> None:
     state, surrogate = learnt(tile(State(space("fake"), NOTHING)))
     for epsilon, random in ((0.1, 2), (0.5, 8), (0.0, 0)):
         chosen = Picker(state, 16)
-        STRATEGIES["kt"](surrogate, 0, epsilon).fill(chosen, np.random.default_rng(0))
+        STRATEGIES["kt"](surrogate, 0, epsilon, FIRST).fill(chosen, np.random.default_rng(0))
         assert chosen.sources == ["model"] * (16 - random) + ["random"] * random
         guided = [state.space.theta(p).tile["bm"] for p in chosen.points[: 16 - random].tolist()]
         assert np.median(np.array(guided, dtype=int)) <= 4  # small tiles are fast here
@@ -127,34 +136,73 @@ def test_a_model_that_does_not_predict_is_mixed_with_more_random_points() -> Non
     surrogate.judge(0, [float(i) for i in range(16)], seen)
     assert not surrogate.trusted
     chosen = Picker(state, 16)
-    STRATEGIES["kt"](surrogate, 0, 0.1).fill(chosen, np.random.default_rng(0))
+    STRATEGIES["kt"](surrogate, 0, 0.1, FIRST).fill(chosen, np.random.default_rng(0))
     assert chosen.sources.count("random") == 8
 
 
 def test_when_nothing_improves_part_of_the_batch_sweeps_around_the_best() -> None:
     state, surrogate = learnt(tile(State(space("fake"), NOTHING)))
-    state.stale = strategy.STALE_BATCHES
+    state.stale = FIRST.patience
     chosen = Picker(state, 16)
-    STRATEGIES["kt"](surrogate, 0, 0.1).fill(chosen, np.random.default_rng(0))
+    STRATEGIES["kt"](surrogate, 0, 0.1, FIRST).fill(chosen, np.random.default_rng(0))
     assert chosen.sources.count("sweep") == 7 and chosen.sources.count("model") == 7
     near = np.concatenate([state.space.around(int(p)) for p in state.best_measured(3)])
     swept = [p for p, s in zip(chosen.points.tolist(), chosen.sources, strict=True) if s == "sweep"]
     assert np.isin(swept, near).all()
 
 
+def test_trials_that_explore_go_to_levels_that_the_best_point_lacks() -> None:
+    state, surrogate = learnt(tile(State(space("fake"), NOTHING)), preset=NEW)
+    where = state.space
+    best = where.coordinates(np.array([state.best_point]))[0]
+    sources: list[str] = []
+    for seed in range(12):
+        chosen = Picker(state, 16)
+        STRATEGIES["kt"](surrogate, 0, 0.5, NEW).fill(chosen, np.random.default_rng(seed))
+        sources += chosen.sources
+        for point, source in zip(chosen.points, chosen.sources, strict=True):
+            if source == "level":
+                assert (where.coordinates(np.array([point]))[0] != best).any()
+    explored = sources.count("level") + sources.count("random")
+    assert explored == 8 * 12
+    assert 0.1 < sources.count("random") / explored < 0.5  # a share of them stays uniform
+
+
+def test_small_batches_explore_now_and_then() -> None:
+    state, surrogate = learnt(tile(State(space("fake"), NOTHING)), preset=NEW)
+    counts = []
+    for seed in range(40):
+        chosen = Picker(state, 2)
+        STRATEGIES["kt"](surrogate, 0, 0.25, NEW).fill(chosen, np.random.default_rng(seed))
+        counts.append(2 - chosen.sources.count("model"))
+    assert set(counts) == {0, 1} and 10 <= sum(counts) <= 30
+
+
+def test_a_small_space_is_scored_completely() -> None:
+    state, surrogate = learnt(lambda p: 100.0 + p % 97, name="holes", preset=NEW)
+    made = guided.Guided(surrogate, 0, 0.0, NEW)
+    assert surrogate.ready()
+    found = made._candidates(state, np.random.default_rng(0))
+    left = np.setdiff1d(state.space.listed, state.proposed)  # type: ignore[arg-type]
+    assert sorted(found.tolist()) == left.tolist()
+    predicted = surrogate.predict(0, found)
+    assert (np.diff(predicted) <= 0).all()
+
+
+@PRESETS
 @pytest.mark.parametrize("name", SPACES)
-def test_guided_search_does_not_stumble_where_everything_failed(name: str) -> None:
+def test_guided_search_does_not_stumble_where_everything_failed(name: str, preset: Preset) -> None:
     """One workload has no result while another one of the run taught the model."""
-    other, _ = learnt(tile(State(space("fake"), NOTHING)))
+    other, _ = learnt(tile(State(space("fake"), NOTHING)), preset=preset)
     failed = State(space(name), NOTHING)
     points = failed.space.sample(np.random.default_rng(1), 20)
     failed.propose(points)
     failed.observe([Observation(p, None) for p in points.tolist()])
-    surrogate = Surrogate([other, failed], "kt", 0, 2)
+    surrogate = Surrogate([other, failed], "kt", 0, 2, preset)
     surrogate.learn(0, [Observation(p, 1.0) for p in other.measured.tolist()])
     surrogate.learn(1, [Observation(p, None) for p in points.tolist()])
     chosen = Picker(failed, 16)
-    made = STRATEGIES["kt"](surrogate, 1, 0.1)
+    made = STRATEGIES["kt"](surrogate, 1, 0.1, preset)
     for seed in range(2):
         made.fill(chosen, np.random.default_rng(seed))
     left = None if failed.space.listed is None else len(failed.space.listed) - len(points)

@@ -8,8 +8,9 @@ from fakes import analytic_us
 from odd_families import space
 
 from kt.costmodel import model
+from kt.tuner.preset import REVISIONS
 from kt.tuner.state import Observation, State
-from kt.tuner.surrogate import MINIMUM_ROWS, Surrogate
+from kt.tuner.surrogate import MINIMUM_ROWS, Surrogate, varying
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -20,9 +21,9 @@ def outcomes(n: int, seed: int = 0) -> list[Observation]:
     return [Observation(p, analytic_us(where.theta(p))) for p in points]
 
 
-def surrogate(states: int = 1) -> tuple[Surrogate, list[State]]:
+def surrogate(states: int = 1, revision: int = 1) -> tuple[Surrogate, list[State]]:
     known = [State(space("fake"), NOTHING) for _ in range(states)]
-    return Surrogate(known, "kt", 0, 2), known
+    return Surrogate(known, "kt", 0, 2, REVISIONS[revision]), known
 
 
 def tell(learner: Surrogate, known: list[State], which: int, seen: list[Observation]) -> None:
@@ -98,6 +99,32 @@ def test_trust_follows_the_recent_judgements() -> None:
     assert not learner.trusted
 
 
+def test_trust_follows_the_last_predictions_where_batches_are_small() -> None:
+    learner, known = surrogate(revision=2)
+    seen = outcomes(16)
+    known[0].observe(seen)
+    good = [-(o.us or 0) for o in seen]
+    learner.judge(0, [-guess for guess in good], seen)
+    assert learner.trusted  # too few to say
+    learner.judge(0, [-guess for guess in good], seen)
+    assert not learner.trusted
+    for _ in range(2):
+        learner.judge(0, good, seen)
+    assert learner.trusted
+
+
+def test_columns_that_never_change_are_kept_from_the_model() -> None:
+    features = np.array([[1, 2, np.nan, 0], [1, 3, np.nan, np.nan]], dtype=np.float32)
+    assert varying(features).tolist() == [1, 3]
+    assert varying(features[:1]).tolist() == [0, 1, 2, 3]
+    learner, known = surrogate(revision=2)
+    tell(learner, known, 0, outcomes(40))
+    assert learner.ready()
+    fresh = outcomes(60, 5)
+    learner.judge(0, learner.predict(0, np.array([o.point for o in fresh])).tolist(), fresh)
+    assert learner.last_correlation is not None and learner.last_correlation > 0.7
+
+
 def test_several_workloads_share_the_rows_each_on_its_own_scale() -> None:
     learner, known = surrogate(2)
     seen = outcomes(60)
@@ -116,7 +143,12 @@ def test_features_match_their_scores_when_workloads_take_turns(
     fitted: list[tuple[np.ndarray, np.ndarray]] = []  # type: ignore[type-arg]
 
     class Spy(model.BoostedTrees):
-        def fit(self, features: model.Matrix, scores: model.Vector) -> None:
+        def fit(
+            self,
+            features: model.Matrix,
+            scores: model.Vector,
+            weights: model.Vector | None = None,
+        ) -> None:
             fitted.append((features, scores))
 
     monkeypatch.setattr("kt.tuner.surrogate.MODELS", {"kt": Spy})

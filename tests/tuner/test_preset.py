@@ -1,0 +1,115 @@
+"""Presets: what a header names is what runs, and the constants of a revision never change."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+
+import numpy as np
+import pytest
+from fakes import analytic_us
+from numpy.typing import NDArray
+from odd_families import space
+
+from kt.logs.record import Settings
+from kt.spaces.errors import SettingsError
+from kt.spaces.space import Points
+from kt.spaces.target import CUDA_TARGETS, detect_cpu
+from kt.tuner.anneal import anneal
+from kt.tuner.api import effective_settings
+from kt.tuner.preset import AUTOTVM, REVISION, REVISIONS, preset_of
+from kt.tuner.search import Proposal, Search
+from kt.tuner.state import Observation
+
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+def proposals(settings: Settings, trials: int, name: str = "fake", seed: int = 7) -> list[Proposal]:
+    """A search of the fake space, observed `lag` batches late."""
+    where = space(name)
+    search = Search([where], [NOTHING], settings, seed)
+    found: list[Proposal] = []
+    window: deque[Proposal] = deque()
+    while (spent := sum(len(p.points) for p in found)) < trials:
+        while len(window) > settings.lag:
+            done = window.popleft()
+            seen = [Observation(p, analytic_us(where.theta(p))) for p in done.points.tolist()]
+            search.observe(done, seen)
+        proposal = search.propose([trials - spent])
+        if proposal is None:
+            break
+        found.append(proposal)
+        window.append(proposal)
+    return found
+
+
+def test_settings_name_their_preset() -> None:
+    assert preset_of(Settings()) is REVISIONS[1]  # a log from before revisions
+    assert preset_of(Settings(revision=2)) is REVISIONS[2]
+    assert preset_of(Settings(strategy="autotvm", revision=2)) is AUTOTVM
+    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2"):
+        preset_of(Settings(revision=99))
+
+
+def test_new_runs_use_the_newest_revision() -> None:
+    for target in (detect_cpu(), CUDA_TARGETS["h200"]):
+        settings = effective_settings(target, {})
+        assert settings.revision == REVISION and settings.epsilon == 0.25
+
+
+@pytest.mark.parametrize(("revision", "digest"), [(1, "52ff5357f5ed79ef"), (2, "80b9a03f5d523fbe")])
+def test_the_constants_of_a_revision_are_those_of_its_logs(revision: int, digest: str) -> None:
+    """Logs replay only while their revision proposes what it proposed: add one, never edit."""
+    found = proposals(Settings(revision=revision, epsilon=0.1), 96)
+    points = np.concatenate([p.points for p in found])
+    assert hashlib.sha256(points.tobytes()).hexdigest()[:16] == digest
+
+
+def test_batches_grow_from_small_ones_to_the_full_size() -> None:
+    sizes = [len(p.points) for p in proposals(Settings(revision=2, epsilon=0.25), 180)]
+    assert sizes[:7] == [8, 4, 4, 4, 4, 4, 4]  # half, then quarters up to trial 32
+    assert set(sizes[7:19]) == {8} and sizes[-2] == 16
+    tiny = [len(p.points) for p in proposals(Settings(revision=2, batch_size=1), 5)]
+    assert tiny == [1] * 5
+    plain = proposals(Settings(strategy="random", revision=2), 64)
+    assert [len(p.points) for p in plain] == [16] * 4
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_only_the_first_batches_know_no_model(lag: int) -> None:
+    found = proposals(Settings(revision=2, epsilon=0.25, lag=lag), 64)
+    without = [p for p in found if set(p.predicted) == {None}]
+    assert [p.number for p in without] == list(range(lag + 1))
+
+
+def test_the_newest_revision_finds_the_optimum_sooner() -> None:
+    where = space("fake")
+
+    def bests(revision: int, epsilon: float) -> float:
+        """Mean best after 48 trials over seeds, where 100 µs is the optimum."""
+        found = []
+        for seed in range(6):
+            settings = Settings(revision=revision, epsilon=epsilon)
+            order = np.concatenate([p.points for p in proposals(settings, 48, seed=seed)])
+            found.append(min(analytic_us(where.theta(p)) for p in order.tolist()))
+        return float(np.mean(found))
+
+    assert bests(2, 0.25) < bests(1, 0.1) + 1.0
+
+
+def test_climbing_reaches_better_points_than_annealing_alone() -> None:
+    where = space("huge")
+    spot = where.coordinates(where.sample(np.random.default_rng(99), 1))[0]
+
+    def score(points: Points) -> NDArray[np.float64]:
+        return 1 - np.abs(where.coordinates(points) - spot).mean(axis=1)
+
+    starts = where.sample(np.random.default_rng(0), 64)
+    ends = []
+    for climbs in (0, 6):
+        rng = np.random.default_rng(1)
+        ends.append(anneal(where, score, starts, rng, 16, 0.03, climbs))
+    assert ends[1].scores[0] > ends[0].scores[0]
+    assert ends[1].chains.tolist() == ends[0].chains.tolist()
+    assert (np.diff(ends[1].scores) <= 0).all()
+    assert len(np.unique(ends[1].points)) == len(ends[1].points)
