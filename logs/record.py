@@ -107,8 +107,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sample_seconds: float = 0.1
 
 
-class WarmStart(msgspec.Struct, frozen=True):
-    """A point transferred from an earlier record; `digest` identifies that record's content."""
+class WarmStart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A point transferred from an earlier record; `digest` identifies that record's content.
+
+    One with a `score` (of its run's best throughput; 0 = it failed) teaches the model; one without
+    is proposed.
+    """
 
     run: str
     trial: int
@@ -116,6 +120,7 @@ class WarmStart(msgspec.Struct, frozen=True):
     family: str
     knobs: Theta
     digest: str
+    score: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -161,6 +166,10 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
     rank_correlation: float | None = None
     top_recall: float | None = None
     random_share: float = 0.0
+    transfer_rows: int = 0
+    """Rows of earlier logs in the model."""
+    transfer_weight: float = 0.0
+    """What each of them counted, where a row of this run counts 1."""
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="batch"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,7 +63,7 @@ def anneal(
 
 
 def _ranked(
-    points: list[Points], scores: list[NDArray[np.floating]]
+    points: Sequence[Points], scores: Sequence[NDArray[np.floating]]
 ) -> tuple[Points, NDArray[np.float64]]:
     """Distinct points with their scores, best first."""
     distinct, first = np.unique(np.concatenate(points), return_index=True)

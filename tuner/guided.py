@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kt.spaces.space import Points
 
-from .anneal import anneal
+from .anneal import Score, anneal
 from .picker import Picker
 from .preset import Preset
 from .state import State
@@ -31,6 +31,8 @@ class Guided:
     def fill(self, picker: Picker, rng: np.random.Generator) -> None:
         state = picker.state
         if not len(state.measured) or not self._surrogate.ready():
+            if self._surrogate.teacher:
+                self._follow(picker, rng)
             picker.add(space_filling(picker, rng), "filling")
             picker.add_random(rng)
             return
@@ -46,6 +48,14 @@ class Guided:
             self._explore(picker, found, rng)
         picker.add_random(rng)
 
+    def _follow(self, picker: Picker, rng: np.random.Generator) -> None:
+        """Half of the room goes to what earlier logs predict best; the rest stays cold."""
+        state, n = picker.state, picker.room // 2
+        found = self._candidates(state, rng, lambda p: self._surrogate.taught(self._which, p))
+        self._chains = None
+        head = found[: 32 * max(n, 1)]
+        picker.add(diverse(head, state.space.coordinates(head), n), "transfer", n)
+
     def _exploring(self, picker: Picker, rng: np.random.Generator) -> int:
         """How many trials of the batch explore."""
         if self._epsilon <= 0:
@@ -59,16 +69,19 @@ class Guided:
     def _score(self, points: Points) -> NDArray[np.float32]:
         return self._surrogate.predict(self._which, points)
 
-    def _candidates(self, state: State, rng: np.random.Generator) -> Points:
+    def _candidates(
+        self, state: State, rng: np.random.Generator, score: Score | None = None
+    ) -> Points:
         """Points never proposed, by predicted score: all of a small space, else annealed ones."""
+        score = score or self._score
         listed = state.space.listed
         if listed is not None and len(listed) <= self._preset.listing:
             points = listed[~np.isin(listed, state.proposed)]
-            return points[np.lexsort((points, -self._score(points)))] if len(points) else points
+            return points[np.lexsort((points, -score(points)))] if len(points) else points
         starts = self._starts(state, rng)
         preset = self._preset
         found = anneal(
-            state.space, self._score, starts, rng, preset.steps, preset.temperature, preset.climbs
+            state.space, score, starts, rng, preset.steps, preset.temperature, preset.climbs
         )
         self._chains = found.chains
         return found.points[~np.isin(found.points, state.proposed)]

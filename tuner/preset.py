@@ -45,6 +45,10 @@ class Preset:
     """Trust follows the last this many predictions; 0: the mean of the last two batches."""
     trusted: float = 0.25
     """Rank correlation below which half of a batch explores."""
+    transfer: bool = False
+    """Whether earlier logs teach the model."""
+    taught: float = 0.2
+    """Rank correlation of their model with what was measured, below which they are dropped."""
     ramp: tuple[tuple[int, int], ...] = ()
     """(trials, divisor): before so many trials a batch is this many times smaller."""
 
@@ -61,7 +65,7 @@ REVISIONS: Mapping[int, Preset] = {
     2: Preset(
         trees=Trees(rounds=80, eta=0.2), chains=512, steps=32, temperature=0.03, climbs=6,
         listing=2**16, exploration="levels", uniform_share=0.3, all_columns=False,
-        judged=32, trusted=0.1, ramp=((1, 2), (32, 4), (128, 2)),
+        judged=32, trusted=0.1, transfer=True, ramp=((1, 2), (32, 4), (128, 2)),
     ),
 }  # fmt: skip
 """Presets of `--strategy kt` and `forest` by the header's revision."""

@@ -20,6 +20,7 @@ from .preset import Preset, preset_of
 from .state import Observation, State
 from .strategy import MODEL_OF, STRATEGIES
 from .surrogate import Surrogate
+from .transfer import Lesson
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,19 @@ class Search:
         settings: Settings,
         seed: int,
         preset: Preset | None = None,
+        lessons: Sequence[Lesson] = (),
     ) -> None:
-        """`preset` stands in for the one that `settings` names, for experiments."""
+        """`preset` stands in for the one that `settings` names, for experiments.
+
+        `lessons` are what earlier logs teach the model, where the preset wants that.
+        """
         self.states = [State(space, w) for space, w in zip(spaces, warm, strict=True)]
         self._settings, self._seed = settings, seed
         self._models = settings.strategy in MODEL_OF
         self._preset = preset or preset_of(settings)
         self._surrogate = Surrogate(
             self.states, MODEL_OF.get(settings.strategy, "kt"), seed, settings.model_threads,
-            self._preset,
+            self._preset, lessons if self._preset.transfer and self._models else (),
         )  # fmt: skip
         if settings.strategy not in STRATEGIES:
             raise SettingsError(

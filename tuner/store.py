@@ -16,9 +16,12 @@ from kt.spaces.errors import LogError, SettingsError
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
 
+from .preset import preset_of
+from .strategy import MODEL_OF
+from .transfer import lessons
 from .warm import nearest
 
-DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon", "family")
+DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon", "revision", "family")
 """Settings that proposals depend on: a resumed run must have the same."""
 
 
@@ -51,7 +54,14 @@ def open_store(
         _check_same(run, target, settings, seed)
         return Store(path, run=run)
     earlier = [record for _, records in logs for record in records]
-    warm = {str(w): starts for w in workloads if (starts := nearest(earlier, w, target))}
+    teach = settings.strategy in MODEL_OF and preset_of(settings).transfer
+    warm = {}
+    for workload in workloads:
+        starts = nearest(earlier, workload, target)
+        if starts and teach:
+            starts += lessons(earlier, workload, target)
+        if starts:
+            warm[str(workload)] = starts
     return Store(_new_file(log, workloads) if directory else log, warm)
 
 

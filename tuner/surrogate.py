@@ -15,6 +15,8 @@ from kt.spaces.space import Features, Points
 
 from .preset import REVISION, REVISIONS, Preset
 from .state import Observation, State
+from .teacher import Teacher
+from .transfer import Lesson
 
 MINIMUM_ROWS = 8
 RECENT = 2
@@ -31,9 +33,18 @@ class Surrogate:
         seed: int,
         threads: int,
         preset: Preset = REVISIONS[REVISION],
+        lessons: Sequence[Lesson] = (),
     ) -> None:
         self._states, self._preset = states, preset
-        self._table = FeatureTable([state.space for state in states])
+        spaces = [state.space for state in states] + [lesson.space for lesson in lessons]
+        self._table = FeatureTable(spaces)
+        taught = [
+            self._table.encode(len(states) + i, lesson.points) for i, lesson in enumerate(lessons)
+        ]
+        self.teacher = Teacher(
+            np.concatenate(taught), np.concatenate([lesson.scores for lesson in lessons]),
+            lambda: MODELS[kind](seed, threads, preset.trees), preset.taught,
+        ) if taught else None  # fmt: skip
         self._make: Callable[[], Model] = lambda: MODELS[kind](seed, threads, preset.trees)
         self._model: Model | None = None
         self._rows: list[list[Features]] = [[] for _ in states]
@@ -70,6 +81,11 @@ class Surrogate:
         if len(points):
             self._rows[which].append(self._table.encode(which, points))
             self._count += len(points)
+        if self.teacher:
+            self.teacher.judge(
+                [np.concatenate(rows) for rows in self._rows if rows],
+                [s.throughput for s, rows in zip(self._states, self._rows, strict=True) if rows],
+            )
 
     def ready(self) -> bool:
         """Refits when the data grew enough; whether there is a model at all."""
@@ -77,11 +93,17 @@ class Surrogate:
         if self._count >= max(MINIMUM_ROWS, self._preset.growth * self.fitted_on) and usable:
             features = np.concatenate([block for rows in self._rows for block in rows])
             scores = np.concatenate([s.throughput for s in self._states])
+            weights = None
+            if self.teacher and self.teacher.weight > 0:
+                weights = np.ones(len(scores) + len(self.teacher.scores), dtype=np.float32)
+                weights[len(scores) :] = self.teacher.weight
+                features = np.concatenate([features, self.teacher.features])
+                scores = np.concatenate([scores, self.teacher.scores])
             if not self._preset.all_columns:
                 self._columns = varying(features)
                 features = features[:, self._columns]
             self._model = self._make()
-            self._model.fit(features, scores)
+            self._model.fit(features, scores, weights)
             self.fitted_on = self._count
         return self._model is not None
 
@@ -92,6 +114,11 @@ class Surrogate:
         return self._model.predict(
             features if self._columns is None else features[:, self._columns]
         )
+
+    def taught(self, which: int, points: Points) -> NDArray[np.float32]:
+        """Scores that earlier logs alone predict; there must be a teacher."""
+        assert self.teacher is not None
+        return self.teacher.predict(self._table.encode(which, points))
 
     @property
     def trusted(self) -> bool:
@@ -111,6 +138,8 @@ class Surrogate:
             rank_correlation=_rounded(self.last_correlation),
             top_recall=self.last_recall,
             random_share=random_share,
+            transfer_rows=len(self.teacher.scores) if self.teacher else 0,
+            transfer_weight=round(self.teacher.weight, 4) if self.teacher else 0.0,
         )
 
 

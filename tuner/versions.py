@@ -11,8 +11,8 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parent.parent
 _SEARCH_SOURCES = (
     "tuner/anneal.py", "tuner/guided.py", "tuner/picker.py", "tuner/preset.py", "tuner/search.py",
-    "tuner/state.py", "tuner/strategy.py", "tuner/surrogate.py", "costmodel/*.py",
-    "spaces/*.py", "spaces/*/*.py",
+    "tuner/state.py", "tuner/strategy.py", "tuner/surrogate.py", "tuner/teacher.py",
+    "tuner/transfer.py", "costmodel/*.py", "spaces/*.py", "spaces/*/*.py",
 )  # fmt: skip
 
 

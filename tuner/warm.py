@@ -22,7 +22,7 @@ MOST = 4
 def nearest(records: Sequence[Record], workload: Workload, target: Target) -> tuple[WarmStart, ...]:
     """Bests of the nearest workloads of the same operator and device, nearest first."""
     found = [
-        (_distance(workload, other), best.workload, best)
+        (distance(workload, other), best.workload, best)
         for best in best_trials(records)
         if best.target.same_device(target) and (other := _readable(best.workload))
         if type(other) is type(workload)
@@ -46,16 +46,17 @@ def _warm_start(best: Best) -> WarmStart:
     )  # fmt: skip
 
 
-def _distance(a: Workload, b: Workload) -> float:
+def distance(a: Workload, b: Workload) -> float:
+    """How unlike two workloads of one operator are: octaves of their numbers, 4 for the dtype."""
     mine, theirs = a.descriptors(), b.descriptors()
     logs = (abs(math.log2(1 + v) - math.log2(1 + theirs.get(name, 0))) for name, v in mine.items())
     return round(sum(logs) + 4.0 * (a.dtype != b.dtype), 6)
 
 
 def warm_points(space: Space, starts: Sequence[WarmStart]) -> Points:
-    """The points of warm starts that are members of `space`; the others are left out."""
+    """The points of starts to propose that are members of `space`; the others are left out."""
     points = []
-    for start in starts:
+    for start in (start for start in starts if start.score is None):
         try:
             points.append(space.check(start.family, start.knobs))
         except SpaceError:

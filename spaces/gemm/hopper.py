@@ -42,6 +42,8 @@ _BLOCK_N = (
 _BLOCK_K_BYTES = (64, 128, 256)
 _STAGES = (2, 3, 4, 5, 6, 7, 8, 10, 12)
 _CLUSTER, _CLUSTER_K = (1, 2, 4), (1, 2, 4, 8)
+_FEW_TILES = 2
+"""The compiler unrolls the loop over so few tiles of k, and serialises the instructions in it."""
 _MOST_CTAS = 8
 """Of a cluster, on every device of the architecture."""
 
@@ -139,8 +141,11 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
         ),
         rule(
             "in-flight",
-            lambda v: (v["in_flight"] == 0) | (plan(v).split_tiles > 1),
-            "one tile along k has no next one to begin",
+            lambda v: (v["in_flight"] == 0) | (plan(v).split_tiles > _FEW_TILES),
+            lambda v: (
+                f"{int(plan(v).split_tiles)} tiles along k are unrolled, and what is between them "
+                "would be in the way of products in flight"
+            ),
         ),
         *_cluster_rules(w, plan),
         *_store_rules(plan),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from kt.spaces.cuda import is_legal
@@ -53,7 +54,7 @@ def _candidates(
             continue
         values: dict[str, Any] = {
             "bm": bm, "bn": bn, "bk": bk, "store": knobs["store"][-1], "buffers": 1,
-            "raster": "m", "group": 1, "split_k": 1, "split_mode": "last", "in_flight": 1,
+            "raster": "m", "group": 1, "split_k": 1, "split_mode": "last",
             "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
             "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": 1,
             "pingpong": False, "early": knobs["early"][-1],
@@ -69,8 +70,7 @@ def _candidates(
         wanted = target.cores // int(p.tiles) if not persistent else 1
         splits = {1, max(s for s in knobs["split_k"] if s <= max(1, min(wanted, p.k_tiles // 4)))}
         for split in splits:
-            in_flight = int(-(-p.k_tiles // split) > 1)
-            yield {**values, "split_k": split, "in_flight": in_flight}
+            yield {**values, "split_k": split}
         for parts in knobs["cluster_k"]:
             if 1 < parts <= min(wanted, p.k_tiles // 2) and cluster_m == 1:
                 yield {**values, "cluster_k": parts, "store": "direct"}
@@ -80,10 +80,10 @@ def _with_stages(
     values: Mapping[str, Any], knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
 ) -> dict[str, Any] | None:
     """As many stages as shared memory holds; None where nothing is legal."""
-    buffers = [b for b in reversed(knobs["buffers"]) if b == 1 or values["store"] == "tma"]
-    for stages in sorted((s for s in knobs["stages"] if s <= _STAGES), reverse=True):
-        for count in buffers:
-            found = {**values, "stages": stages, "buffers": count}
-            if is_legal(rules, found):
-                return found
+    store_buffers = [b for b in reversed(knobs["buffers"]) if b == 1 or values["store"] == "tma"]
+    stages = sorted((s for s in knobs["stages"] if s <= _STAGES), reverse=True)
+    for in_flight, count, buffers in product((1, 0), stages, store_buffers):
+        found = {**values, "in_flight": in_flight, "stages": count, "buffers": buffers}
+        if is_legal(rules, found):
+            return found
     return None

@@ -102,7 +102,7 @@ class HopperPlan:
         staged = np.where(self.group_m > 64, wide // 4, wide // 8)
         held = np.where(self.by_boxes | self.by_rows, staged, 2)
         residual = np.where(self.by_boxes | self.by_rows, 8 * ("residual" in ops), 0)
-        joined = 8 * ((np.asarray(v["split_k"]) > 1) & (np.asarray(v["split_mode"]) != "kernel"))
+        joined = 24 * ((np.asarray(v["split_k"]) > 1) & (np.asarray(v["split_mode"]) != "kernel"))
         shared = np.where(self.exchange, 0, 8)  # the producer's own are not told apart
         return self.accumulators + OTHER_REGISTERS + columns * held + residual + joined + shared
 

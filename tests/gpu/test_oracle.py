@@ -72,7 +72,7 @@ def test_references_agree(oracle: Any, text: str) -> None:
         scale = float(np.abs(value[np.isfinite(value)]).max(initial=1.0))
         on_device = _read(found.value, value.size, np.float64)
         np.testing.assert_allclose(on_device, value.ravel(), rtol=1e-9, atol=1e-11 * scale)
-        # The device counts a weight's spacing near zero from the maximum so far, NumPy from the last.
+        # Spacing near zero counts from the maximum so far on the device, from the last in NumPy.
         close = 5e-3 if workload.OPERATOR == "attention" else 1e-9
         on_device = _read(found.gain, gain.size, np.float64)
         np.testing.assert_allclose(on_device, gain.ravel(), rtol=close, atol=1e-12)
