@@ -81,6 +81,14 @@ class BoostedTrees:
         predicted: Vector = self._booster.inplace_predict(features)
         return predicted
 
+    def contributions(self, features: Matrix) -> Matrix:
+        """Shapley value of each column for each row's prediction, shape as `features`."""
+        found: Matrix = self._booster.predict(
+            self._xgboost.DMatrix(features, nthread=self._parameters["nthread"]),
+            pred_contribs=True,
+        )
+        return found[:, :-1]
+
 
 class Forest:
     """scikit-learn random forest: the selectable baseline."""

@@ -189,6 +189,9 @@ def apply(**options: Any) -> int:
 @workload_argument
 @workload_options(hidden=True)
 @click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw the search.")
+@click.option(
+    "--explain", "explained", is_flag=True, help="Which knobs mattered, and where the model erred."
+)
 @TRIAL
 @RUN
 @AS_JSON

@@ -34,8 +34,21 @@ _PER_THREAD = 2  # stream, as DLPack numbers it
 _PORTABLE_CLUSTER = 8
 
 
+class Map(NamedTuple):
+    """A tensor that a kernel takes in boxes: the arguments of cuTensorMapEncodeTiled."""
+
+    argument: int  # whose address it begins at; -1: the workspace
+    offset: int
+    type: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    steps: tuple[int, ...]
+    swizzle: int
+
+
 class Step(NamedTuple):
-    """One launch. Every entry takes the arguments in order, then the workspace."""
+    """One launch. Every entry takes the arguments in order, the workspace, and its maps."""
 
     entry: str
     grid: tuple[int, int, int]
@@ -44,6 +57,9 @@ class Step(NamedTuple):
     shared_bytes: int
     early: bool = False
     """It may start while the one before it in the stream ends (programmatic serialization)."""
+    resident: bool = False
+    """The grid is cut to the clusters that the device holds at once."""
+    maps: tuple[Map, ...] = ()
 
 
 class _Attribute(ctypes.Structure):
@@ -83,7 +99,7 @@ class Kernel:
         self.outputs = outputs
         self.workspace_bytes, self.zeroed_bytes = workspace_bytes, zeroed_bytes
         self.cubin = zlib.decompress(base64.b64decode(cubin))
-        self._functions: dict[int, list[ctypes.c_void_p]] = {}
+        self._functions: dict[int, list[tuple[ctypes.c_void_p, Step]]] = {}
         self._modules: list[Any] = []
         self._workspaces: dict[tuple[int, int, int], Any] = {}
         self._lock = threading.Lock()
@@ -123,10 +139,10 @@ class Kernel:
         with self._lock:
             functions = self._functions.get(device) or self._load(device)
             arguments.append(self._workspace(device, stream))
-            for step, function in zip(self.steps, functions, strict=True):
+            for function, step in functions:
                 _start(function, step, arguments, stream)
 
-    def _load(self, device: int) -> list[ctypes.c_void_p]:
+    def _load(self, device: int) -> list[tuple[ctypes.c_void_p, Step]]:
         cupy = import_cupy()
         module = cupy.cuda.Module()
         try:
@@ -143,7 +159,7 @@ class Kernel:
             _allow(function, _MAX_DYNAMIC_SHARED, step.shared_bytes)
             if step.cluster[0] * step.cluster[1] * step.cluster[2] > _PORTABLE_CLUSTER:
                 _allow(function, _NON_PORTABLE_CLUSTER, 1)
-            found.append(function)
+            found.append((function, _cut(function, step) if step.resident else step))
         self._functions[device] = found
         return found
 
@@ -177,7 +193,7 @@ def _allow(function: ctypes.c_void_p, attribute: int, value: int) -> None:
     _check(_driver().cuFuncSetAttribute(function, attribute, value), "cuFuncSetAttribute")
 
 
-def _start(function: ctypes.c_void_p, step: Step, arguments: Sequence[int], stream: int) -> None:
+def _configured(step: Step, stream: int) -> _Config:
     config = _Config(
         (ctypes.c_uint * 3)(*step.grid), (ctypes.c_uint * 3)(*step.block), step.shared_bytes, stream
     )
@@ -187,7 +203,40 @@ def _start(function: ctypes.c_void_p, step: Step, arguments: Sequence[int], stre
     if step.early:
         wanted.append(_Attribute(_EARLY_START, (ctypes.c_uint32 * 16)(1)))
     config.attributes, config.count = (_Attribute * len(wanted))(*wanted), len(wanted)
-    values = [ctypes.c_void_p(address) for address in arguments]
+    return config
+
+
+def _cut(function: ctypes.c_void_p, step: Step) -> Step:
+    """The launch with a grid of no more clusters than the device holds at once."""
+    count, config = ctypes.c_int(), _configured(step, 0)
+    code = _driver().cuOccupancyMaxActiveClusters(
+        ctypes.byref(count), function, ctypes.byref(config)
+    )
+    _check(code, "cuOccupancyMaxActiveClusters")
+    x, y, z = step.cluster
+    return step._replace(grid=(min(step.grid[0], max(count.value, 1) * x * y * z), *step.grid[1:]))
+
+
+@functools.lru_cache(maxsize=256)
+def _encoded(tensor: Map, address: int) -> Any:
+    """The 128 bytes of a CUtensorMap, aligned as the driver asks."""
+    words, halves = ctypes.c_uint64, ctypes.c_uint32
+    memory = ctypes.create_string_buffer(128 + 64)
+    found = (ctypes.c_char * 128).from_buffer(memory, -ctypes.addressof(memory) % 64)
+    rank, promotion = len(tensor.extents), 3  # L2 fetches 256 bytes
+    code = _driver().cuTensorMapEncodeTiled(
+        found, tensor.type, rank, ctypes.c_void_p(address), (words * rank)(*tensor.extents),
+        (words * max(rank - 1, 1))(*tensor.strides), (halves * rank)(*tensor.box),
+        (halves * rank)(*tensor.steps), 0, tensor.swizzle, promotion, 0,
+    )  # fmt: skip
+    _check(code, "cuTensorMapEncodeTiled")
+    return found
+
+
+def _start(function: ctypes.c_void_p, step: Step, arguments: Sequence[int], stream: int) -> None:
+    config = _configured(step, stream)
+    values: list[Any] = [ctypes.c_void_p(address) for address in arguments]
+    values += [_encoded(tensor, arguments[tensor.argument] + tensor.offset) for tensor in step.maps]
     addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
     code = _driver().cuLaunchKernelEx(ctypes.byref(config), function, addresses, None)
     _check(code, f"launching {step.entry}")

@@ -16,6 +16,7 @@ from kt.spaces.kernel import Kernel
 from kt.spaces.workload import Attention, Conv2d, Workload
 
 from . import text
+from .backend.nvcc import code_flag
 from .versions import kt_version
 
 MARK = "/* kt kernel: "
@@ -105,7 +106,7 @@ def _use(best: Best, kernel: Kernel, workload: Workload) -> list[tuple[str, str]
             ("args", arguments),
             ("workspace", "kt_workspace_bytes() bytes, aligned to 256"),
         ]
-    compiler = f"nvcc -O3 -arch={best.target.arch} --shared -Xcompiler -fPIC"
+    compiler = f"nvcc -O3 {code_flag(best.target.arch)} --shared -Xcompiler -fPIC"
     return [
         ("build", f"{compiler} -o kernel.so kernel.cu"),
         ("call", "int kt_launch(void *const *args, void *workspace, void *stream)"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kt.logs.query import Best
-from kt.spaces.kernel import Kernel
+from kt.spaces.kernel import MAP_SWIZZLES, MAP_TYPES, Kernel, Launch, TensorMap
 from kt.spaces.workload import Attention, Conv2d, Operand, Workload
 
 from .emit import PYTHON_MARK, comment_text, facts, notes, provenance
@@ -77,7 +77,7 @@ def _tail(best: Best, kernel: Kernel, workload: Workload, cubin: bytes) -> str:
     names = ", ".join(operand.name for operand in inputs)
     shapes = ", ".join(f"{o.name}{list(o.shape)} {o.dtype}" for o in (*inputs, *outputs))
     returned = "the output" if len(outputs) == 1 else ", ".join(o.name for o in outputs)
-    steps = "".join(f"        Step{_row(step)},\n" for step in _steps(kernel))
+    steps = "".join(map(_step, kernel.launches))
     described = json.dumps(facts(best), separators=(",", ":"))
     text = f"""
 
@@ -174,8 +174,18 @@ def _rows(rows: Iterator[tuple[object, ...]]) -> str:
     return "".join(f"        Operand{_row(row)},\n" for row in rows)
 
 
-def _steps(kernel: Kernel) -> list[tuple[object, ...]]:
-    return [(s.entry, s.grid, s.block, s.cluster, s.shared_bytes, s.early) for s in kernel.launches]
+def _step(s: Launch) -> str:
+    row = (s.entry, s.grid, s.block, s.cluster, s.shared_bytes, s.early, s.resident)
+    if not s.maps:
+        return f"        Step{_row(row)},\n"
+    maps = "".join(f"            Map{_row(_map(tensor))},\n" for tensor in s.maps)
+    return f"        Step{_row(row)[:-1]}, (\n{maps}        )),\n"
+
+
+def _map(m: TensorMap) -> tuple[object, ...]:
+    """The fields of the loader's Map."""
+    numbers = MAP_TYPES[m.dtype], m.extents, m.strides, m.box, m.all_steps
+    return (m.argument, m.offset, *numbers, MAP_SWIZZLES[m.swizzle])
 
 
 def _row(values: tuple[object, ...]) -> str:

@@ -258,7 +258,7 @@ class LocalMeasurer:
         if (error := build.exception()) is not None:
             self._dispatch.fail(error)
             return
-        built = _without_spills(build.result())
+        built = _without_spills(build.result(), candidate.kernel.most_spill_bytes)
         if isinstance(built, Binary):
             built = built.started_by(candidate.kernel)
         self._dispatch.built(batch, candidate.trial, built)
@@ -368,9 +368,9 @@ class LocalMeasurer:
         return built.path
 
 
-def _without_spills(built: Binary | Failure) -> Binary | Failure:
-    """A build, refused when its registers spill: such a kernel is not worth the device's time."""
-    if isinstance(built, Binary) and built.facts.spill_bytes:
+def _without_spills(built: Binary | Failure, most: int) -> Binary | Failure:
+    """A build, refused when more spills than `most` bytes: it is not worth the device's time."""
+    if isinstance(built, Binary) and built.facts.spill_bytes > most:
         message = f"{built.facts.spill_bytes} bytes of registers spill to local memory"
         return Failure("resource", "build", message)
     return built

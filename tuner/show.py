@@ -15,6 +15,7 @@ from kt.logs.query import Run
 from kt.logs.record import Failure, TrialRecord
 
 from . import text
+from .explain import Explanation, explain, lines_of
 from .lookup import one_trial, open_runs, report_bad, workloads_in
 from .noise import unstable, unstable_text
 from .report import Row, RunFacts, rows, run_facts
@@ -32,6 +33,7 @@ def show_command(
     trial: int | None,
     run: str | None,
     as_json: bool,
+    explained: bool = False,
     **flags: str | None,
 ) -> int:
     """Prints what is asked for."""
@@ -45,16 +47,30 @@ def show_command(
     table = rows(runs, texts)
     wanted = frozenset(texts)
     facts = [run_facts(r, wanted) for r in runs if not wanted.isdisjoint(r.workloads)]
+    found = _explained(runs, texts) if explained else []
     if as_json:
-        print(json.dumps(_json(log, table, facts, bad.total)))
+        more = {"explained": [one.facts() for one in found]} if explained else {}
+        print(json.dumps(_json(log, table, facts, bad.total) | more))
     else:
-        print("\n".join([*table_lines(table), *_runs_lines(facts)]))
+        told = [line for one in found for line in lines_of(one)]
+        print("\n".join([*table_lines(table), *_runs_lines(facts), *told]))
     if plot:
         from .plot import draw
 
         draw(runs, table, plot)
         print(f"kt: drew {plot}", file=sys.stderr)
     return 0
+
+
+def _explained(runs: Sequence[Run], texts: Sequence[str]) -> list[Explanation]:
+    """Of each workload, the newest run that measured it."""
+    found = []
+    for workload in texts:
+        having = [run for run in runs if run.of(workload)]
+        newest = max(having, key=lambda run: run.header.time, default=None)
+        if newest and (one := explain(newest, workload)):
+            found.append(one)
+    return found
 
 
 def _json(log: Path, table: Sequence[Row], facts: Sequence[RunFacts], bad: int) -> dict[str, Any]:

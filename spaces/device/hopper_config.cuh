@@ -168,7 +168,8 @@ struct kt_sums {
 
     // The pair at columns 8 * j + 2 * (lane % 4), row 64 * i + 16 * warp + 8 * h + lane / 4 of the warpgroup's tile.
     KT_DEVICE float *pair(int i, int j, int h) { return &part[i][j / (PART_N / 8)][j % (PART_N / 8) * 4 + 2 * h]; }
-    // Four of all, in some order.
+    KT_DEVICE kt_acc (&all())[ACCS] { return reinterpret_cast<kt_acc(&)[ACCS]>(part); }
+    // Four of all: two rows of a pair of columns.
     KT_DEVICE float *four(int v) { return pair(v / (BN / 8), v % (BN / 8), 0); }
 };
 

@@ -149,37 +149,13 @@ KT_DEVICE void kt_store_rows(kt_sums &sums, const kt_group_tile &to, u32 memory)
 
 // ---- split-K
 
-// Sums a warpgroup's accumulators over the splits of its tile, `part` among those of all tiles, as kt_join_splits does for
-// a whole CTA. True in the warpgroup that then holds the sums.
-KT_DEVICE bool kt_join_group_splits(kt_sums &sums, const kt_group_tile &mine, u8 *workspace, u64 part, u32 split) {
-    constexpr bool ATOMIC = KT_SPLIT_MODE == KT_SPLIT_ATOMIC;
-    constexpr u64 BYTES = (u64)ACCS * WARPGROUP * ACC_BYTES;
-    u32 *counter = (u32 *)workspace + part;
-    u8 *all = workspace + Splits::COUNTERS + part * (ATOMIC ? 1 : KT_SPLIT_K) * BYTES + mine.thread * 16;
-    u8 *own = all + (ATOMIC ? 0 : split * BYTES);
-#pragma unroll
-    for (int v = 0; v < ACCS / 4; v++) {
-        if (ATOMIC) kt_add_global_16((kt_acc *)(own + v * WARPGROUP * 16), sums.four(v));
-        else kt_store_words(own + v * WARPGROUP * 16, kt_acc_words<4>(sums.four(v)));
-    }
-    kt_warpgroup_sync(mine.barrier);
-    if (!kt_warpgroup_any(mine.barrier, mine.thread == 0 && kt_arrive(counter) == KT_SPLIT_K - 1)) return false;
-    if (mine.thread == 0) *counter = 0;
-#pragma unroll
-    for (int v = 0; v < ACCS / 4; v++)
-#pragma unroll
-        for (int e = 0; e < 4; e++) sums.four(v)[e] = 0;
-#pragma unroll 1
-    for (int s = 0; s < (ATOMIC ? 1 : KT_SPLIT_K); s++) {
-#pragma unroll
-        for (int v = 0; v < ACCS / 4; v++) {
-            u8 *from = all + s * BYTES + v * WARPGROUP * 16;
-            kt_add_acc_words<4>(sums.four(v), kt_load_shared_by_ctas(from));
-            if (ATOMIC) kt_store_words(from, kt_words<4>{});
-        }
-    }
-    return true;
-}
+// A warpgroup holds the sums of its rows.
+struct kt_group_team {
+    u32 barrier;
+
+    KT_DEVICE void sync() const { kt_warpgroup_sync(barrier); }
+    KT_DEVICE bool any(bool mine) const { return kt_warpgroup_any(barrier, mine); }
+};
 
 // Sums a warpgroup's accumulators over the CTAs of its cluster, each of which then holds its share: the pairs of every
 // KT_CLUSTER_K-th group of columns. All threads of the cluster meet once between `before` and `after`.

@@ -76,10 +76,17 @@ KT_DEVICE void kt_add_global_16(kt_acc *to, const kt_acc *x) {
 #endif
 }
 
+// The threads that hold a tile's sums together: all of a CTA.
+struct kt_cta_team {
+    KT_DEVICE void sync() const { __syncthreads(); }
+    KT_DEVICE bool any(bool mine) const { return __syncthreads_or(mine); }
+};
+
 // Sums `acc` over the CTAs of a tile. OWNERS threads hold COUNT accumulators each; the others call with any `owner` past
-// them. True in every thread of the one CTA that then holds the sums; the workspace may be used again at once.
-template <int COUNT, int OWNERS, class Workspace>
-KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u32 tile, u32 split, u32 owner) {
+// them; owner 0 speaks for the team. True in every thread of the one team that then holds the sums; the workspace may be
+// used again at once.
+template <int COUNT, int OWNERS, class Workspace, class Team = kt_cta_team>
+KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u64 tile, u32 split, u32 owner, Team team = {}) {
     constexpr int LANES = 16 / ACC_BYTES, VECTORS = COUNT / LANES;
     static_assert(COUNT % LANES == 0, "accumulators move in 16 bytes");
     constexpr u64 PART = (u64)VECTORS * OWNERS * 16;
@@ -94,9 +101,9 @@ KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u32 tile, u32
             else kt_store_words(mine + v * OWNERS * 16, kt_acc_words<LANES>(acc + v * LANES));
         }
     }
-    __syncthreads();
-    if (!__syncthreads_or(threadIdx.x == 0 && kt_arrive(counter) == KT_SPLIT_K - 1)) return false;
-    if (threadIdx.x == 0) *counter = 0;
+    team.sync();
+    if (!team.any(owner == 0 && kt_arrive(counter) == KT_SPLIT_K - 1)) return false;
+    if (owner == 0) *counter = 0;
     if (owner < OWNERS) {
 #pragma unroll
         for (int i = 0; i < COUNT; i++) acc[i] = 0;

@@ -161,7 +161,7 @@ kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __gr
             if (SPLIT_BY_KERNEL) return kt_store_pairs<kt_min(C_GROUP, 2), true>(sums, to, workspace, unit.split);
             if constexpr (SPLIT_IN_KERNEL) {
                 const u64 part = (unit.batch * TILES + unit.tile) * READERS + reader;
-                if (!kt_join_group_splits(sums, to, workspace, part, unit.split)) return;
+                if (!kt_join_splits<ACCS, WARPGROUP, Splits>(sums.all(), workspace, part, unit.split, thread, kt_group_team{to.barrier})) return;
             }
             if constexpr (KT_CLUSTER_K > 1) {
                 const kt_cluster_sums joined = {memory + SUMS_AT + (reader * ACCS / 4 * WARPGROUP + thread) * 16};
