@@ -80,11 +80,11 @@ class Kernel:
     launches: tuple[Launch, ...] = ()
     """CUDA kernels in stream order; none for the CPU, whose `kt_launch` does all itself."""
     workspace_bytes: int = 0
-    most_spill_bytes: int = 0
-    """Stores and loads of spilled registers, in bytes of code, beyond which a build is refused."""
     zeroed_bytes: int = 0
     """Leading bytes of the workspace that must be zero before the first launch; each launch leaves
     them zero."""
+    most_spill_bytes: int = 0
+    """Stores and loads of spilled registers, in bytes of code, beyond which a build is refused."""
 
     @property
     def launch(self) -> Launch:

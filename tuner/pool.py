@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 import threading
@@ -36,6 +37,8 @@ _LANGUAGE = {"cpu": "c", "cuda": "cuda"}
 _VERIFY_SEEDS = 2
 _FINAL_SECONDS = 2.0
 # While the search thinks, a device's thread would wait 5 ms for the interpreter before each run.
+_SERIALISED = re.compile(r"\bC75(0[7-9]|1[0-7])\b")
+"""Advisories of ptxas: every wgmma waits for the one before it."""
 _SWITCH_SECONDS = 0.0005
 
 
@@ -258,7 +261,7 @@ class LocalMeasurer:
         if (error := build.exception()) is not None:
             self._dispatch.fail(error)
             return
-        built = _without_spills(build.result(), candidate.kernel.most_spill_bytes)
+        built = _worth_running(build.result(), candidate.kernel.most_spill_bytes)
         if isinstance(built, Binary):
             built = built.started_by(candidate.kernel)
         self._dispatch.built(batch, candidate.trial, built)
@@ -368,11 +371,15 @@ class LocalMeasurer:
         return built.path
 
 
-def _without_spills(built: Binary | Failure, most: int) -> Binary | Failure:
-    """A build, refused when more spills than `most` bytes: it is not worth the device's time."""
-    if isinstance(built, Binary) and built.facts.spill_bytes > most:
+def _worth_running(built: Binary | Failure, most: int) -> Binary | Failure:
+    """A build, refused when more than `most` bytes spill or the compiler serialised its wgmma."""
+    if isinstance(built, Failure):
+        return built
+    if built.facts.spill_bytes > most:
         message = f"{built.facts.spill_bytes} bytes of registers spill to local memory"
         return Failure("resource", "build", message)
+    if serial := next((w for w in built.facts.warnings if _SERIALISED.search(w)), ""):
+        return Failure("resource", "build", f"wgmma is serialised: {serial}")
     return built
 
 

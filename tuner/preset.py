@@ -14,6 +14,8 @@ from kt.logs.record import Settings
 from kt.spaces.errors import SettingsError
 
 TREES = Trees()
+SMALLEST = 4
+"""No ramp makes a batch smaller than this."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Preset:
         """Size of the batch that follows `trials` trials, where a full one has `full`."""
         for end, divisor in self.ramp:
             if trials < end:
-                return max(1, full // divisor)
+                return max(min(SMALLEST, full), full // divisor)
         return full
 
 

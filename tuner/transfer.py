@@ -94,7 +94,9 @@ class Lesson:
     scores: NDArray[np.float32]
 
 
-def lessons_of(warm: Mapping[str, Sequence[WarmStart]], target: Target) -> tuple[Lesson, ...]:
+def lessons_of(
+    warm: Mapping[str, Sequence[WarmStart]], target: Target, family: str = "all"
+) -> tuple[Lesson, ...]:
     """The lessons in a header's warm starts; rows that mean nothing here are left out.
 
     Features are those of the other workload on *this* device.
@@ -104,13 +106,13 @@ def lessons_of(warm: Mapping[str, Sequence[WarmStart]], target: Target) -> tuple
         if start.score is not None:
             known = rows.setdefault(start.workload, {})
             known.setdefault((start.family, start.knobs.key()), start)
-    found = [_lesson(text, list(starts.values()), target) for text, starts in rows.items()]
+    found = [_lesson(text, list(starts.values()), target, family) for text, starts in rows.items()]
     return tuple(lesson for lesson in found if lesson is not None)
 
 
-def _lesson(text: str, starts: Sequence[WarmStart], target: Target) -> Lesson | None:
+def _lesson(text: str, starts: Sequence[WarmStart], target: Target, family: str) -> Lesson | None:
     try:
-        space = space_of(parse(text), target)
+        space = space_of(parse(text), target, family)
     except KtError:
         return None
     scored: dict[int, float] = {}

@@ -20,6 +20,8 @@ from .hopper_model import hopper_features
 from .hopper_plan import HopperPlan
 from .mma_plan import operands
 
+_MOST_SPILL_BYTES = 64
+"""A few words at the end of a tile, which the compiler may put aside though registers are free."""
 ARCH = "sm_90a"
 """The instructions are of this architecture alone, not of later ones."""
 
@@ -68,4 +70,5 @@ class GemmWgmma(Family):
         return Kernel(
             w, self.name, theta, "cuda", source, launches=p.launches(),
             workspace_bytes=p.workspace_bytes, zeroed_bytes=p.split.zeroed,
+            most_spill_bytes=_MOST_SPILL_BYTES,
         )  # fmt: skip

@@ -16,6 +16,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,16 +24,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gemm_cases
+import numpy as np
 import pytest
 import wgmma_cases
 
 from kt.spaces.kernel import Kernel
+from kt.spaces.workload import Gemm
 
 pytestmark = pytest.mark.gpu
 
 DRAWS = 200
 SECONDS = 40.0
 """A kernel that says nothing for so long, its reference included, hangs."""
+EMITTED = ("rows of odd length", "clusters of 4 x 2", "sums by a kernel", "boxes of C")
 COMPILERS = max(1, (os.cpu_count() or 2) - 2)
 
 
@@ -43,6 +48,8 @@ class Job:
     name: str
     kernel: Kernel
     seed: int
+    library: bool = False
+    """Built by nvcc and called through `kt_launch`, which encodes the maps itself."""
 
 
 def _jobs() -> list[Job]:
@@ -54,9 +61,13 @@ def _jobs() -> list[Job]:
     ]
     drawn = []
     for i in range(DRAWS):
-        extents = wgmma_cases.gemm_cases.EDGES if i % 3 else wgmma_cases.LARGER
+        extents = gemm_cases.EDGES if i % 3 else wgmma_cases.LARGER
         drawn.append(Job(f"draw {i}", wgmma_cases.random_kernel(i, extents), 2000 + i))
-    return named + special + drawn
+    emitted = [
+        Job(f"nvcc, {name}", wgmma_cases.kernels_with(name, count=1)[0], 3000 + i, True)
+        for i, name in enumerate(EMITTED)
+    ]
+    return named + special + drawn + emitted
 
 
 # -- the child's side -----------------------------------------------------------------------
@@ -78,11 +89,48 @@ def _build(directory: Path, first: int, step: int) -> None:
     kernels = _kernels()
     jobs = pickle.loads((directory / "jobs").read_bytes())
     for i in range(first, len(jobs), step):
-        image = kernels.compile_source(jobs[i][0].source, wgmma_cases.H200.arch)
+        kernel, _, library = jobs[i]
+        compiled = _library if library else kernels.compile_source
+        image = compiled(kernel.source, wgmma_cases.H200.arch)
         if isinstance(image, bytes):
             (directory / f"{i}.cubin").write_bytes(image)
         else:
             (directory / f"{i}.message").write_text(image)
+
+
+def _library(source: str, arch: str) -> bytes | str:
+    """The shared library that nvcc makes, or its message."""
+    from kt.logs.record import Failure
+    from kt.tuner.backend.nvcc import find_nvcc
+
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "kernel.cu").write_text(source)
+        facts = find_nvcc().compile(Path(name), arch, 300.0)
+        if isinstance(facts, Failure):
+            return f"{facts.message}\n{facts.detail}"
+        return (Path(name) / "kernel.so").read_bytes()
+
+
+def _launched_by_library(kernel: Kernel, image: bytes, seed: int, path: Path) -> tuple[float, str]:
+    """(worst error in units of what is allowed, what else is wrong) of an emitted library."""
+    from kt.tuner.backend.cuda_program import Program, load
+    from kt.tuner.backend.driver import Device, Memory, call
+
+    device, w = Device(0), kernel.workload
+    assert isinstance(w, Gemm)
+    inputs = gemm_cases.inputs(w, np.random.default_rng(seed))
+    poison = gemm_cases.poison(w)
+    path.write_bytes(image)
+    loaded = load(Program(str(path), (), 0, 0), device)
+    loaded.reset()
+    held = [np.ascontiguousarray(x) for x in (*inputs, poison)]
+    memory = [Memory(x.nbytes) for x in held]
+    for there, x in zip(memory, held, strict=True):
+        call("cuMemcpyHtoD", there.address, x.ctypes.data, x.nbytes)
+    loaded.launch([there.address for there in memory])
+    device.synchronize()
+    out = np.frombuffer(memory[-1].read(poison.nbytes), poison.dtype).reshape(poison.shape)
+    return gemm_cases.reference(w, inputs).worst(w, out), ""
 
 
 def _run(directory: Path, indices: Sequence[int]) -> None:
@@ -92,7 +140,11 @@ def _run(directory: Path, indices: Sequence[int]) -> None:
     for i in indices:
         print(json.dumps([i]), flush=True)
         image = (directory / f"{i}.cubin").read_bytes()
-        error, wrong = kernels._run(kernels.Case(*jobs[i]), image, directory)
+        kernel, seed, library = jobs[i]
+        if library:
+            error, wrong = _launched_by_library(kernel, image, seed, directory / f"{i}.so")
+        else:
+            error, wrong = kernels._run(kernels.Case(kernel, seed), image, directory)
         print(json.dumps([i, error, wrong]), flush=True)
 
 
@@ -144,7 +196,9 @@ def _run_some(directory: Path, todo: list[int], results: dict[int, tuple[float, 
 
 def check(jobs: Sequence[Job], directory: Path) -> dict[str, str]:
     """What is wrong, by job; builds and runs all."""
-    (directory / "jobs").write_bytes(pickle.dumps([(job.kernel, job.seed) for job in jobs]))
+    (directory / "jobs").write_bytes(
+        pickle.dumps([(job.kernel, job.seed, job.library) for job in jobs])
+    )
     builders = [_child("build", directory, i, COMPILERS) for i in range(COMPILERS)]
     for child in builders:
         assert child.wait(timeout=1200) == 0, "a compiling process failed"
@@ -153,6 +207,8 @@ def check(jobs: Sequence[Job], directory: Path) -> dict[str, str]:
     for i, job in enumerate(jobs):
         message = directory / f"{i}.message"
         if message.exists():
+            if not message.read_text():
+                continue  # registers spill: tuning refuses it too
             failures[f"{job.name}: {job.kernel.workload} {job.kernel.theta}"] = message.read_text()
         else:
             built.append(i)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -46,14 +47,21 @@ def _compiled(kernel: Kernel, directory: Path) -> Any:
 
 
 def _check_build(kernel: Kernel, directory: Path) -> None:
-    """No spills, no serialised wgmma, and the resources that Python worked out."""
+    """No spills worth mentioning, no serialised wgmma, the resources that Python worked out."""
     from kt.logs.record import BuildFacts
 
     facts = _compiled(kernel, directory)
     where = f"{kernel.workload}: {kernel.theta}\n{facts}"
     assert isinstance(facts, BuildFacts), where
-    assert facts.spill_bytes == 0 and facts.stack_bytes == 0 and not facts.warnings, where
+    assert facts.spill_bytes <= kernel.most_spill_bytes and not facts.warnings, where
     assert facts.shared_bytes == 0, where  # all of it is dynamic
+    found = re.findall(r"^#define (\w+) (\d+)$", kernel.source, re.MULTILINE)
+    stated = dict(reversed(found))  # those of the stub come first
+    if stated["KT_PRODUCER_WARPS"] == "4":  # or consumers would wait for registers for ever
+        groups = int(stated["KT_CONSUMERS"])
+        taken = groups * int(stated["KT_CONSUMER_REGISTERS"])
+        given = (groups + 1) * facts.registers
+        assert int(stated["KT_PRODUCER_REGISTERS"]) + taken <= given, where
     for step in kernel.launches:
         assert step.shared_bytes <= H200.shared_bytes and step.grid[0] % step.cluster[0] == 0, where
         blocks = int(kernel.theta.map["blocks"]) if step.entry == "kt_kernel" else 1

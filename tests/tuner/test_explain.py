@@ -11,22 +11,12 @@ import pytest
 from fake_runs import GEMM, THETA, header, proposed, read_run, trial, tuned
 from odd_families import space
 
-from kt.costmodel.attribution import LEAST_ROWS, attributions
 from kt.logs.query import runs
 from kt.logs.record import Failure, ModelReport
 from kt.spaces.theta import theta_from_flat
 from kt.tuner.explain import Variation, explain, lines_of
 
 WHERE = space("fake")
-
-
-def test_attributions_name_the_columns_that_matter() -> None:
-    features = np.random.default_rng(0).random((200, 4)).astype(np.float32)
-    scores = (3 * features[:, 2] + features[:, 0]).astype(np.float32)
-    found = attributions(features, scores, ["a", "b", "c", "d"])
-    assert list(found)[:2] == ["c", "a"] and found["c"] > 2 * found["a"]
-    assert found["a"] > 5 * found.get("b", 0.0)
-    assert attributions(features[: LEAST_ROWS - 1], scores[: LEAST_ROWS - 1], ["a"]) == {}
 
 
 @pytest.mark.usefixtures("fake_families")
