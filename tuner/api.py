@@ -27,7 +27,7 @@ from .tune import tune as run
 _SEARCH = {"revision": REVISION, "epsilon": EPSILON}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {"trials": 128, **_SEARCH},
-    "cuda": {"trials": 256, "lag": 1, "sample_seconds": 0.02, **_SEARCH},
+    "cuda": {"trials": 256, "lag": 1, "batch_size": 32, "sample_seconds": 0.02, **_SEARCH},
 }
 """Settings by kind of target. On CUDA the next batch is built while this one runs: lag 1."""
 DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}

@@ -43,7 +43,7 @@ _FEWEST, _MOST, _CHUNK = 5, 100, 5
 _SAMPLE_US = 200.0
 """A sample is one graph replay that takes at least about this long."""
 _MOST_LAUNCHES = 1024
-_HEATING_US, _HEAT_SECONDS = 20.0, 0.03
+_HEATING_US, _HEAT_SECONDS = 20.0, 0.02
 """Launches of at least this long are timed after so much of them, in the regime `sustained`."""
 REST_SECONDS = 0.01
 """The pause before a sample in the clock regime `rested`; without it, `sustained`."""
