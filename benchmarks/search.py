@@ -24,11 +24,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import search_peers
 from rows import HERE, commit, versions
 
 from kt.logs.record import Settings
+from kt.tuner.api import DEFAULTS
 from kt.tuner.foreign import Recording, read_recording
 from kt.tuner.foreign_space import ForeignSpace, outcomes
 from kt.tuner.preset import EPSILON, REVISION, REVISIONS, Preset
@@ -43,15 +45,15 @@ BUDGETS = (100, 400)
 LIBRARIES = ("numpy", "xgboost", "xgboost-cpu", "scikit-learn", "kernel_tuner", "optuna")
 
 OURS: Mapping[str, Settings] = {
-    "kt": Settings(revision=REVISION, epsilon=EPSILON),
-    "kt lag 1": Settings(revision=REVISION, epsilon=EPSILON, lag=1),
+    "kt": msgspec.convert(DEFAULTS["cpu"], Settings),
+    "kt gpu": msgspec.convert(DEFAULTS["cuda"], Settings),
     "kt revision 1": Settings(revision=1),
     "forest": Settings(strategy="forest", revision=REVISION, epsilon=EPSILON),
     "autotvm": Settings(strategy="autotvm", batch_size=64, epsilon=0.05),
     "anneal": Settings(strategy="anneal"),
     "random": Settings(strategy="random"),
 }
-"""Strategies of kt. `kt` and `kt lag 1` are what runs on the CPU and on a GPU use."""
+"""Strategies of kt. `kt` and `kt gpu` have the settings of runs on the CPU and on a GPU."""
 
 
 def _varied() -> dict[str, Preset]:
@@ -61,8 +63,7 @@ def _varied() -> dict[str, Preset]:
     return {
         "kt annealed": dataclasses.replace(base, listing=0),
         "kt base 1": dataclasses.replace(base, trees=dataclasses.replace(trees, base=1.0)),
-        "kt all rows": dataclasses.replace(base, trees=dataclasses.replace(trees, rows=1.0)),
-        "kt refit always": dataclasses.replace(base, growth=1.0),
+        "kt refit 10 %": dataclasses.replace(base, growth=1.1),
         "kt 120 x 0.1": dataclasses.replace(
             base, trees=dataclasses.replace(trees, rounds=120, eta=0.1)
         ),
@@ -182,25 +183,34 @@ def row_of(space: Recorded, strategy: str, seeds: int) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def left_out(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Each space's score with the preset that was best in the mean on the other spaces."""
-    choices = {"kt", *VARIED}
-    by: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["strategy"] in choices:
-            by.setdefault(row["strategy"], {})[row["space"]] = row
-    spaces = list(by.get("kt", ()))
-    whole = {name: found for name, found in by.items() if set(found) == set(spaces)}
-    for space in spaces if len(spaces) > 1 else ():
-        chosen = max(whole, key=lambda n: sum(whole[n][s]["score"] for s in spaces if s != space))
-        yield {**whole[chosen][space], "strategy": "kt left out", "preset": chosen}
+def left_out(
+    spaces: Sequence[Recorded], seeds: int, choices: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Each space's row with the preset that was best in the mean on the other spaces.
+
+    Only presets that ran on every space count, all with the seeds that they have in common.
+    """
+    ran = {n: min(len(kept(s.name, n)) for s in spaces) for n in choices}
+    whole = [name for name in choices if ran[name]]
+    common = min([seeds, *(ran[name] for name in whole)])
+    rows = {name: {s.name: row_of(s, name, common) for s in spaces} for name in whole}
+    for space in spaces if len(spaces) > 1 and whole else ():
+        chosen = max(whole, key=lambda name: _mean_but(rows[name], space.name))
+        row = rows[chosen][space.name]
+        assert row is not None
+        yield {**row, "strategy": "kt left out", "preset": chosen}
+
+
+def _mean_but(rows: Mapping[str, Mapping[str, Any] | None], space: str) -> float:
+    """The mean score on all spaces but one."""
+    return float(np.mean([row["score"] for name, row in rows.items() if row and name != space]))
 
 
 def report(spaces: Sequence[Recorded], seeds: int) -> None:
     """Writes results/search.json and the picture, and prints the table."""
     strategies = [*OURS, *VARIED, *search_peers.peers()]
     rows = [row for s in spaces for name in strategies if (row := row_of(s, name, seeds))]
-    rows += list(left_out(rows))
+    rows += list(left_out(spaces, seeds, ["kt", *VARIED]))
     document = {
         "schema": 1, "command": "python benchmarks/search.py DATA --report",
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),

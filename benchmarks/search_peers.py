@@ -21,7 +21,7 @@ import numpy as np
 from kt.tuner.foreign import Recording
 
 KERNEL_TUNER = (
-    "genetic_algorithm", "adaptive_tabu_grey_wolf", "hybrid_vndx", "dual_annealing", "diff_evo",
+    "genetic_algorithm", "adaptive_tabu_greywolf", "hybrid_vndx", "dual_annealing", "diff_evo",
     "simulated_annealing", "greedy_ils", "pso",
 )  # fmt: skip
 OPTUNA = ("tpe",)

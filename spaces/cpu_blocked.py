@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kt.spaces.cpu import lanes, part_counts, thread_counts
+from kt.spaces.extents import ceil_div, with_extent
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -61,9 +62,9 @@ def _grids(w: Product, target: Target) -> dict[str, tuple[int, ...]]:
     most = target.cores * _REGIONS_PER_THREAD
     return {
         "batch": part_counts(w.batch, most),
-        "n": part_counts(_ceil(w.n, lanes(w.dtype, target)), most),
-        "m": part_counts(_ceil(w.m, 8), most),
-        "k": part_counts(_ceil(w.k, 256), target.cores),
+        "n": part_counts(ceil_div(w.n, lanes(w.dtype, target)), most),
+        "m": part_counts(ceil_div(w.m, 8), most),
+        "k": part_counts(ceil_div(w.k, 256), target.cores),
     }
 
 
@@ -86,16 +87,6 @@ def _grid_for(w: Product, target: Target, threads: int) -> dict[str, int]:
     return grid
 
 
-def _up_to(choices: Sequence[int], extent: int) -> tuple[int, ...]:
-    """The choices below `extent`, and `extent` itself (one block) where it is not too large."""
-    below = tuple(c for c in choices if c < extent)
-    return (*below, extent) if extent <= 2 * choices[-1] or not below else below
-
-
-def _ceil(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
 class _Shape:
     """What a batch of points makes of the problem; mirrors the constants of
     `cpu_tile.h`."""
@@ -109,18 +100,18 @@ class _Shape:
             v[f"grid_{axis}"].astype(np.int64) for axis in ("m", "n", "k", "batch")
         )
         self.regions = grid_m * grid_n * grid_k * grid_batch
-        self.m = _ceil(w.m, grid_m)
-        panels = _ceil(_ceil(w.n, self.nr), grid_n)
+        self.m = ceil_div(w.m, grid_m)
+        panels = ceil_div(ceil_div(w.n, self.nr), grid_n)
         self.n = np.minimum(w.n, panels * self.nr)
-        self.k = _ceil(w.k, grid_k)
-        self.batch = _ceil(w.batch, grid_batch)
+        self.k = ceil_div(w.k, grid_k)
+        self.batch = ceil_div(w.batch, grid_batch)
         self.kc = np.minimum(v["kc"], self.k)
-        self.tiles, self.panels = _ceil(self.m, self.mr), panels
-        self.mc_tiles = _ceil(np.minimum(v["mc"], self.m), self.mr)
-        self.nc_panels = _ceil(np.minimum(v["nc"], self.n), self.nr)
-        self.m_blocks = _ceil(self.tiles, self.mc_tiles)
-        self.n_blocks = _ceil(self.panels, self.nc_panels)
-        self.k_blocks = _ceil(self.k, self.kc)
+        self.tiles, self.panels = ceil_div(self.m, self.mr), panels
+        self.mc_tiles = ceil_div(np.minimum(v["mc"], self.m), self.mr)
+        self.nc_panels = ceil_div(np.minimum(v["nc"], self.n), self.nr)
+        self.m_blocks = ceil_div(self.tiles, self.mc_tiles)
+        self.n_blocks = ceil_div(self.panels, self.nc_panels)
+        self.k_blocks = ceil_div(self.k, self.kc)
         self.panel_a, self.panel_b = (self.kc * r * self.size for r in (self.mr, self.nr))
         self.block_a, self.block_b = self.panel_a * self.mc_tiles, self.panel_b * self.nc_panels
 
@@ -147,14 +138,14 @@ class Blocked(Family):
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
         w, registers = self.product(workload), target.vector_registers
         rows = sorted({r for r in _ROWS if r < min(w.m, registers - 2)} | {min(w.m, registers - 4)})
-        wide = max(1, min(5, _ceil(w.n, lanes(w.dtype, target))))
+        wide = max(1, min(5, ceil_div(w.n, lanes(w.dtype, target))))
         grids = _grids(w, target)
         return (
             Ordinal("tile", "mr", tuple(rows)),
             Ordinal("tile", "nv", tuple(range(1, wide + 1))),
-            Ordinal("tile", "mc", _up_to(_BLOCK_MN, w.m)),
-            Ordinal("tile", "nc", _up_to(_BLOCK_MN, w.n)),
-            Ordinal("tile", "kc", _up_to(_BLOCK_K, w.k)),
+            Ordinal("tile", "mc", with_extent(_BLOCK_MN, w.m)),
+            Ordinal("tile", "nc", with_extent(_BLOCK_MN, w.n)),
+            Ordinal("tile", "kc", with_extent(_BLOCK_K, w.k)),
             Categorical("mem", "pack_a", w.ways_a),
             Categorical("mem", "pack_b", w.ways_b),
             Categorical("mem", "prefetch_c", (False, True)),
@@ -215,16 +206,16 @@ class Blocked(Family):
 
         def nearest(name: str, wanted: int) -> int:
             """The largest choice up to `wanted`, else the smallest."""
-            choices = [c for c in knobs[name].choices if isinstance(c, int)]
+            choices = knobs[name].integers
             return max((c for c in choices if c <= wanted), default=choices[0])
 
         size, width = DTYPE_BYTES[w.dtype], lanes(w.dtype, target)
         busy = nearest("threads", w.flops // _WAKING_FLOPS)
         grid = _grid_for(w, target, busy)
-        m, n = _ceil(w.m, grid["m"]), _ceil(w.n, grid["n"])
+        m, n = ceil_div(w.m, grid["m"]), ceil_div(w.n, grid["n"])
         kc = nearest("kc", 4096 // size)
         # Packing pays when a panel is used often and the operands do not sit in L2 anyway.
-        fits = (m + n) * _ceil(w.k, grid["k"]) * size <= target.l2_bytes
+        fits = (m + n) * ceil_div(w.k, grid["k"]) * size <= target.l2_bytes
         leave_a = w.near_a and (fits or n <= 8 * width)
         mr, nv = _micro_tile(m, n, width, knobs, target, in_place=leave_a)
         leave_b = w.near_b and (fits or m <= 2 * mr) and nv * width <= w.n
@@ -247,7 +238,7 @@ class Blocked(Family):
         packed_a = np.where(v["pack_a"] == "none", 0, packed_a)
         packed_b = np.where(v["pack_b"] == "none", 0, packed_b)
         c_bytes = s.m * s.n * s.batch * s.size * (2 * s.k_blocks - 1)
-        rounds = _ceil(s.regions, s.threads)
+        rounds = ceil_div(s.regions, s.threads)
         columns = s.panels * s.nr
         rows = np.where(s.m >= s.tiles * (s.mr - 1), s.m, s.tiles * s.mr)
         work = 2.0 * s.batch * rows * columns * s.k
@@ -306,7 +297,7 @@ def _micro_tile(
 
     def cost(tile: tuple[int, int]) -> tuple[float, int, float]:
         mr, nv = tile
-        tiles, columns = _ceil(m, mr), _ceil(n, nv * width) * nv * width
+        tiles, columns = ceil_div(m, mr), ceil_div(n, nv * width) * nv * width
         rows = m if m >= tiles * (mr - 1) else tiles * mr
         waste, loads = round(rows * columns / (m * n), 2), (mr + nv) / (mr * nv)
         return waste, 0 if in_place else -mr * nv, loads

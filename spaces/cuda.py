@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .extents import round_up
 from .family import Columns, Rule
 from .knob import Categorical, Knob
 from .target import Target
@@ -15,12 +16,10 @@ from .workload import DTYPE_BYTES, EPILOGUE_OPERANDS, Workload
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 OLDEST = 80
 """cp.async and the matrix instructions used here begin with sm_80."""
 MAX_REGISTERS = 255
-MAX_THREADS = 1024
 MAX_BLOCKS = 2**31 - 1
 CTA_SHARED_BYTES = 1024
 """Shared memory that the system takes of every CTA."""
@@ -29,14 +28,6 @@ VECTOR = 16
 
 HINTS = ("none", "first", "last")
 """What a load tells L2 to do with a line."""
-
-
-def ceil_div(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
-def round_up(a: Any, b: Any) -> Any:
-    return ceil_div(a, b) * b
 
 
 def alignment(size: int, most: int = VECTOR) -> int:

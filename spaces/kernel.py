@@ -104,7 +104,7 @@ def stub(defines: Mapping[str, int | str]) -> str:
 
 
 def maps_define(maps: Sequence[TensorMap]) -> str:
-    """An initialiser for `kt_map_plan[]` of `launch.cuh`, which encodes the maps."""
+    """An initialiser for `kt_map_plan[]` of `tensor_maps.cuh`, which encodes the maps."""
 
     def braces(values: Sequence[int]) -> str:
         return "{" + ", ".join(map(str, values)) + "}"

@@ -32,6 +32,11 @@ class Knob(ABC):
         return f"{self.component}.{self.name}"
 
     @property
+    def integers(self) -> list[int]:
+        """The choices of a knob that counts something."""
+        return [c for c in self.choices if isinstance(c, int)]
+
+    @property
     def values(self) -> NDArray[np.generic]:
         """The choices as an array, for vectorised look-up."""
         return np.array(self.choices)

@@ -38,6 +38,8 @@ LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_EXTENT = 2**31 - 1
 MAX_ELEMENTS = 2**38
 MAX_STEP = 2**15
+LOGIT_FACTORS = (1e-9, 1e9)
+"""Of a softmax's scale and softcap: their quotients and products with sums are numbers in fp32."""
 
 
 @dataclass(frozen=True)
@@ -439,9 +441,11 @@ class Attention(Workload):
             self._refuse("kv-heads", f"{self.kv_heads} does not divide H={self.h}")
         if not 0 <= self.window <= MAX_EXTENT:
             self._refuse("window", f"{self.window} is not between 0 and {MAX_EXTENT}")
+        least, most = LOGIT_FACTORS
         for field in ("scale", "softcap"):
-            if getattr(self, field) < 0:
-                self._refuse(field, f"{getattr(self, field)} is negative: accepts 0 and above")
+            value = getattr(self, field)
+            if value and not least <= value <= most:
+                self._refuse(field, f"{value} is neither 0 nor between {least:g} and {most:g}")
 
     @property
     def shape_text(self) -> str:

@@ -70,7 +70,14 @@ class Guarded:
 
 
 def run(kernel: Kernel, inputs: Sequence[Array], output: Array, directory: Path) -> list[Array]:
-    """The outputs of two launches over one workspace; `output` is what C holds before each."""
+    """`run_all` of a kernel with one output."""
+    return [out for (out,) in run_all(kernel, inputs, [output], directory)]
+
+
+def run_all(
+    kernel: Kernel, inputs: Sequence[Array], outputs: Sequence[Array], directory: Path
+) -> list[list[Array]]:
+    """The outputs of two launches over one workspace; `outputs` is what they hold before each."""
     library = build(kernel, directory)
     for function in (library.kt_workspace_bytes, library.kt_workspace_zeroed_bytes):
         function.restype = ctypes.c_size_t
@@ -81,17 +88,17 @@ def run(kernel: Kernel, inputs: Sequence[Array], output: Array, directory: Path)
     held, space = [Guarded(x) for x in inputs], Guarded(workspace)
     results = []
     for _ in range(2):
-        out = Guarded(output)
-        addresses = [x.address for x in (*held, out)]
+        outs = [Guarded(x) for x in outputs]
+        addresses = [x.address for x in (*held, *outs)]
         arguments = (ctypes.c_void_p * len(addresses))(*addresses)
         code = library.kt_launch(arguments, ctypes.c_void_p(space.address), None)
         assert code == 0, f"kt_launch returned {code}"
-        assert all(x.intact() for x in (*held, out, space)), "wrote outside"
+        assert all(x.intact() for x in (*held, *outs, space)), "wrote outside"
         assert space.array[-1] == 0xFF, "wrote past the workspace"
         assert not space.array[: kernel.zeroed_bytes].any(), "the workspace was not left zero"
         for mine, given in zip(held, inputs, strict=True):
             assert np.array_equal(
                 mine.array.view(np.uint8), np.ascontiguousarray(given).view(np.uint8)
             )
-        results.append(out.array.copy())
+        results.append([x.array.copy() for x in outs])
     return results

@@ -48,8 +48,8 @@ _NEXT = """                    read = kt_next_stage(read);
 _JOINED = """        __syncthreads();
         if (group < half)
 """
-_ARRIVE = """    __syncthreads();
-    if (!__syncthreads_or("""
+_ARRIVE = """    team.sync();
+    if (!team.any("""
 _DOUBLE: Mapping[str, Value] = {"unroll.fragments": 2}
 _SPLIT: Mapping[str, Value] = {"fusion.split_k": 4, "fusion.split_mode": "last"}
 
@@ -72,10 +72,10 @@ MUTANTS: Mapping[str, Mutant] = {
         "if (KT_STORE == KT_STORE_STAGED) __syncthreads();", "", {"mem.store": "staged"}, False
     ),
     "an arrival that does not wait for the other warps": Mutant(
-        _ARRIVE, _ARRIVE.replace("    __syncthreads();\n", ""), _SPLIT, False, by_racecheck=False
+        _ARRIVE, _ARRIVE.replace("    team.sync();\n", ""), _SPLIT, False, by_racecheck=False
     ),
     "a counter that is not reset": Mutant(
-        "if (threadIdx.x == 0) *counter = 0;", "", _SPLIT, True, by_racecheck=False
+        "if (owner == 0) *counter = 0;", "", _SPLIT, True, by_racecheck=False
     ),
 }  # fmt: skip
 

@@ -69,18 +69,25 @@ def test_runs_are_kept_and_each_evaluates_a_configuration_once(
     assert file.read_text() == after  # the time was over: a later call goes on
 
 
-def test_constants_are_chosen_on_the_other_spaces(search: Any) -> None:
-    def row(space: str, strategy: str, score: float) -> dict[str, Any]:
-        return {"space": space, "strategy": strategy, "score": score}
-
-    variant = next(iter(search.VARIED))
-    rows = [
-        row("a", "kt", 0.5), row("b", "kt", 0.9), row("c", "kt", 0.6),
-        row("a", variant, 0.9), row("b", variant, 0.3), row("c", variant, 0.6),
-    ]  # fmt: skip
-    found = {r["space"]: (r["preset"], r["score"]) for r in search.left_out(rows)}
-    assert found == {"a": ("kt", 0.5), "b": (variant, 0.3), "c": ("kt", 0.6)}
-    assert not list(search.left_out(rows[:1]))
+def test_constants_are_chosen_on_the_other_spaces_with_common_seeds(
+    search: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = {"a": {"kt": 0.5, "x": 0.9}, "b": {"kt": 0.9, "x": 0.3}, "c": {"kt": 0.6, "x": 0.6}}
+    ran = {"kt": 25, "x": 8, "y": 0}
+    monkeypatch.setattr(search, "kept", lambda space, name: dict.fromkeys(range(ran[name])))
+    monkeypatch.setattr(
+        search, "row_of",
+        lambda space, name, seeds: {
+            "space": space.name, "score": scores[space.name][name], "seeds": seeds,
+        },
+    )  # fmt: skip
+    spaces = [search.Recorded(name, None) for name in scores]
+    rows = list(search.left_out(spaces, 25, ["kt", "x", "y"]))
+    assert {r["space"]: (r["preset"], r["score"]) for r in rows} == {
+        "a": ("kt", 0.5), "b": ("x", 0.3), "c": ("kt", 0.6),
+    }  # fmt: skip
+    assert {row["seeds"] for row in rows} == {8}
+    assert not list(search.left_out(spaces[:1], 25, ["kt"]))
 
 
 def test_peers_that_are_missing_are_named_with_their_command(

@@ -33,18 +33,21 @@ def anneal(
     steps: int,
     temperature: float,
     climbs: int = 0,
+    at_once: bool = False,
 ) -> Annealed:
     """Maximises `score` from `starts` (one chain each).
 
     The temperature begins at `temperature`, in units of the score, and falls linearly to zero.
     Then `climbs` times, as many neighbours as there are chains of the best points seen are scored.
+    `at_once` takes `Space.moves` for neighbours.
     """
+    move = space.moves if at_once else space.neighbours
     chains = starts.copy()
     current = np.asarray(score(chains), dtype=np.float64)
     seen, seen_scores = [chains], [current]
     for step in range(steps):
         now = temperature * (1 - step / steps)
-        moved = space.neighbours(chains, rng)
+        moved = move(chains, rng)
         scores = np.asarray(score(moved), dtype=np.float64)
         accept = rng.random(len(chains)) < np.exp(np.minimum(0, scores - current) / now)
         chains = np.where(accept, moved, chains)
@@ -54,7 +57,7 @@ def anneal(
     points, scores = _ranked(seen, seen_scores)
     for _ in range(climbs):
         top = points[: max(1, len(starts) // SPREAD)]
-        moved = space.neighbours(np.repeat(top, SPREAD), rng)
+        moved = move(np.repeat(top, SPREAD), rng)
         fresh = np.setdiff1d(moved, points)
         if not len(fresh):
             break

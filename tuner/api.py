@@ -19,16 +19,16 @@ from .backend.cache import BinaryCache
 from .bundle import open_bundle
 from .devices import chosen_gpus, tuning_target
 from .measure import Measurer
-from .preset import EPSILON, REVISION
+from .preset import CUDA_REVISION, EPSILON, REVISION
 from .strategy import STRATEGIES
 from .tune import Result, View
 from .tune import tune as run
 
-_SEARCH = {"revision": REVISION, "epsilon": EPSILON}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "cpu": {"trials": 128, **_SEARCH},
-    "cuda": {"trials": 256, "lag": 1, "batch_size": 32, "sample_seconds": 0.02, **_SEARCH},
-}
+    "cpu": {"trials": 128, "revision": REVISION, "epsilon": EPSILON},
+    "cuda": {"trials": 256, "revision": CUDA_REVISION, "epsilon": EPSILON, "lag": 1,
+             "batch_size": 32, "sample_seconds": 0.02},
+}  # fmt: skip
 """Settings by kind of target. On CUDA the next batch is built while this one runs: lag 1."""
 DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
 """Default element type, by kind of target."""

@@ -81,7 +81,14 @@ class Guided:
         starts = self._starts(state, rng)
         preset = self._preset
         found = anneal(
-            state.space, score, starts, rng, preset.steps, preset.temperature, preset.climbs
+            state.space,
+            score,
+            starts,
+            rng,
+            preset.steps,
+            preset.temperature,
+            preset.climbs,
+            preset.at_once,
         )
         self._chains = found.chains
         return found.points[~np.isin(found.points, state.proposed)]

@@ -24,9 +24,10 @@ from .backend.builders import BuilderPool, print_note
 from .backend.cache import BinaryCache
 from .backend.check import Verified
 from .backend.cpu import Compared, Ran
+from .backend.cpu_host import CpuHost
 from .backend.cuda_host import CudaHost
 from .backend.environment import Facts, describe
-from .backend.host import CpuHost, Host
+from .backend.host import Host
 from .backend.session import Session
 from .devices import has_nvidia_driver
 from .dispatch import Dispatch, Results, Run

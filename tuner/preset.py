@@ -7,15 +7,13 @@ they were made with. Changing a preset that logs were made with breaks their rep
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kt.costmodel.model import Trees
 from kt.logs.record import Settings
 from kt.spaces.errors import SettingsError
 
 TREES = Trees()
-SMALLEST = 4
-"""No ramp makes a batch smaller than this."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,8 @@ class Preset:
     """At the start, in units of normalised throughput; it falls linearly to zero."""
     climbs: int = 0
     """Rounds of scoring neighbours of the best points after annealing."""
+    at_once: bool = False
+    """Whether the tries for a neighbour are judged at once."""
     listing: int = 0
     """A space of at most this many points is scored completely instead of annealed."""
     exploration: str = "uniform"
@@ -36,7 +36,7 @@ class Preset:
     uniform_share: float = 1.0
     """Share of the exploring trials that are uniform all the same."""
     growth: float = 1.1
-    """Refit when there are this many times the rows of the last fit."""
+    """Refit when there are this many times the rows of the last fit; 1: with any new row."""
     all_columns: bool = True
     """Whether the model sees columns that are constant in its data."""
     patience: int = 2
@@ -52,27 +52,32 @@ class Preset:
     taught: float = 0.2
     """Rank correlation of their model with what was measured, below which they are dropped."""
     ramp: tuple[tuple[int, int], ...] = ()
-    """(trials, divisor): before so many trials a batch is this many times smaller."""
+    """(trials, size): before so many trials a batch has this size at most."""
 
     def size(self, full: int, trials: int) -> int:
         """Size of the batch that follows `trials` trials, where a full one has `full`."""
-        for end, divisor in self.ramp:
+        for end, most in self.ramp:
             if trials < end:
-                return max(min(SMALLEST, full), full // divisor)
+                return min(full, most)
         return full
 
 
+_SECOND = Preset(
+    trees=Trees(rounds=80, eta=0.2), chains=512, steps=32, temperature=0.03, climbs=6,
+    at_once=True, listing=2**16, exploration="levels", uniform_share=0.3, growth=1.0,
+    all_columns=False, judged=32, trusted=0.1, transfer=True, ramp=((1, 8), (32, 4), (128, 8)),
+)  # fmt: skip
 REVISIONS: Mapping[int, Preset] = {
     1: Preset(),
-    2: Preset(
-        trees=Trees(rounds=80, eta=0.2), chains=512, steps=32, temperature=0.03, climbs=6,
-        listing=2**16, exploration="levels", uniform_share=0.3, all_columns=False,
-        judged=32, trusted=0.1, transfer=True, ramp=((1, 2), (32, 4), (128, 2)),
-    ),
-}  # fmt: skip
-"""Presets of `--strategy kt` and `forest` by the header's revision."""
-REVISION = max(REVISIONS)
-"""What new runs use."""
+    2: _SECOND,
+    3: replace(_SECOND, ramp=((128, 16),)),
+}
+"""Presets of `--strategy kt` and `forest` by the header's revision.
+
+The third is the second for many builders: its batches keep a GPU and sixteen compilers busy.
+"""
+REVISION, CUDA_REVISION = 2, 3
+"""What new runs use on a CPU and on GPUs."""
 EPSILON = 0.25
 """Share of the trials that explore, in new runs."""
 AUTOTVM = Preset(trees=Trees(100, 3, 0.3, 1.0, 1.0), chains=128, steps=500, temperature=1.0,

@@ -45,6 +45,9 @@ class RecordedSpace(Space):
         found = rows[row, pick]
         return np.where(counts[row] > 0, self._recorded[found], points)
 
+    def moves(self, points: Points, rng: np.random.Generator, tries: int = 3) -> Points:
+        return self.neighbours(points, rng)
+
     def around(self, point: int) -> Points:
         rows, counts = self._near
         row = int(self._index(np.array([point]))[0])

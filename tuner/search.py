@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kt.logs.record import ModelReport, Settings
 from kt.spaces.errors import SettingsError
@@ -104,6 +105,10 @@ class Search:
         if self._models:
             self._surrogate.judge(proposal.which, predicted, observations)
             self._surrogate.learn(proposal.which, observations)
+
+    def taught(self, which: int, points: Points) -> NDArray[np.float32]:
+        """Scores of points of workload `which` by earlier logs alone; there must be lessons."""
+        return self._surrogate.taught(which, points)
 
     def turn(self) -> int | None:
         """The workload with the fewest batches, the first of equals; None when all ended."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from kt.spaces.space import Points, Space
 from .preset import Preset
 from .search import Proposal, Search
 from .state import Observation
+from .transfer import Lesson
 
 
 def trace(
@@ -22,12 +23,15 @@ def trace(
     seed: int,
     budget: int,
     preset: Preset | None = None,
+    warm: Points | None = None,
+    lessons: Sequence[Lesson] = (),
 ) -> Points:
     """The points that a search evaluates, in order: `budget` of them, or all there are.
 
     Batches are proposed `settings.lag` batches ahead of their outcomes, as in a real run.
     """
-    search = Search([space], [np.empty(0, dtype=np.int64)], settings, seed, preset)
+    starts = np.empty(0, dtype=np.int64) if warm is None else warm
+    search = Search([space], [starts], settings, seed, preset, lessons)
     window: deque[Proposal] = deque()
     spent: list[int] = []
     while len(spent) < budget:

@@ -90,7 +90,8 @@ class Surrogate:
     def ready(self) -> bool:
         """Refits when the data grew enough; whether there is a model at all."""
         usable = any(state.best_us is not None for state in self._states)
-        if self._count >= max(MINIMUM_ROWS, self._preset.growth * self.fitted_on) and usable:
+        enough = max(MINIMUM_ROWS, self._preset.growth * self.fitted_on, self.fitted_on + 1)
+        if self._count >= enough and usable:
             features = np.concatenate([block for rows in self._rows for block in rows])
             scores = np.concatenate([s.throughput for s in self._states])
             weights = None

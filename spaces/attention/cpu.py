@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kt.spaces.attention.problem import as_attention, group, problem_defines
 from kt.spaces.cpu import cpu_defines, lanes, part_counts, refuses_cpu, thread_counts
+from kt.spaces.extents import ceil_div, with_extent
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
@@ -39,19 +40,9 @@ _WAKING_FLOPS = 1_000_000
 """A thread with less work than this a launch costs more to wake than it gives."""
 
 
-def _ceil(a: Any, b: Any) -> Any:
-    return -(-a // b)
-
-
 def _rows(w: Attention) -> int:
     """Query rows that share a key/value head."""
     return w.s * group(w)
-
-
-def _up_to(choices: Sequence[int], extent: int) -> tuple[int, ...]:
-    """The choices below `extent`, and `extent` itself where it is not much larger."""
-    below = tuple(c for c in choices if c < extent)
-    return (*below, extent) if extent <= 2 * choices[-1] or not below else below
 
 
 def _tile_rows(extent: int, target: Target) -> tuple[int, ...]:
@@ -67,7 +58,7 @@ def _registers(rows: Any, nv: Any) -> Any:
 
 def _waste(extent: int, part: Any) -> Any:
     """Share that rounding up to whole parts adds."""
-    return _ceil(extent, part) * part / extent - 1.0
+    return ceil_div(extent, part) * part / extent - 1.0
 
 
 class _Shape:
@@ -76,11 +67,11 @@ class _Shape:
     def __init__(self, w: Attention, target: Target, v: Columns) -> None:
         self.size = DTYPE_BYTES[w.dtype]
         self.nr = v["nv"].astype(np.int64) * lanes(w.dtype, target)
-        self.panels = _ceil(_rows(w), self.nr)
-        self.block_panels = _ceil(np.minimum(v["block_q"], _rows(w)), self.nr)
-        self.blocks = _ceil(self.panels, self.block_panels)
+        self.panels = ceil_div(_rows(w), self.nr)
+        self.block_panels = ceil_div(np.minimum(v["block_q"], _rows(w)), self.nr)
+        self.blocks = ceil_div(self.panels, self.block_panels)
         self.tasks = w.b * w.kv_heads * self.blocks * v["splits"]
-        self.keys = _ceil(np.minimum(v["block_k"], w.kv_len), v["key_rows"]) * v["key_rows"]
+        self.keys = ceil_div(np.minimum(v["block_k"], w.kv_len), v["key_rows"]) * v["key_rows"]
         self.score_bytes = self.nr * self.keys * self.size
         self.panel_bytes = self.nr * (w.d + w.value_dim + 2) * self.size
         self.key_bytes = self.keys * (w.d + w.value_dim) * self.size
@@ -103,8 +94,8 @@ class AttentionCpu(Family):
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
         w = as_attention(workload)
         rows, heads = _rows(w), w.b * w.kv_heads
-        most = _ceil(rows, lanes(w.dtype, target))
-        splits = part_counts(_ceil(w.kv_len, _BLOCKS_K[0]), target.cores)
+        most = ceil_div(rows, lanes(w.dtype, target))
+        splits = part_counts(ceil_div(w.kv_len, _BLOCKS_K[0]), target.cores)
         tasks = heads * most * splits[-1]
         scarce = tasks < _SCARCE * target.cores
         threads = part_counts(tasks, target.cores) if scarce else thread_counts(w.flops, target)
@@ -112,8 +103,8 @@ class AttentionCpu(Family):
             Ordinal("tile", "nv", tuple(range(1, min(4, most) + 1))),
             Ordinal("tile", "key_rows", _tile_rows(w.kv_len, target)),
             Ordinal("tile", "value_rows", _tile_rows(w.value_dim, target)),
-            Ordinal("tile", "block_q", _up_to(_BLOCKS_Q, rows)),
-            Ordinal("tile", "block_k", _up_to(_BLOCKS_K, w.kv_len)),
+            Ordinal("tile", "block_q", with_extent(_BLOCKS_Q, rows)),
+            Ordinal("tile", "block_k", with_extent(_BLOCKS_K, w.kv_len)),
             Categorical("perm", "order", _ORDERS if w.causal and most > 1 else _ORDERS[:1]),
             Ordinal("unroll", "d", (1, 2, 4)),
             Ordinal("unroll", "keys", (1, 2, 4)),
@@ -151,7 +142,7 @@ class AttentionCpu(Family):
         def tasks(v: Mapping[str, Any]) -> int:
             return int(shape({name: np.array([x]) for name, x in v.items()}).tasks[0])
 
-        smallest = min(_up_to(_BLOCKS_Q, _rows(w)))
+        smallest = min(with_extent(_BLOCKS_Q, _rows(w)))
         return (
             *tile("key", w.kv_len),
             *tile("value", w.value_dim),
@@ -181,8 +172,7 @@ class AttentionCpu(Family):
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         w = as_attention(workload)
         knobs = {knob.name: knob for knob in self.knobs(w, target)}
-        ints = {name: [c for c in knob.choices if isinstance(c, int)]
-                for name, knob in knobs.items()}  # fmt: skip
+        ints = {name: knob.integers for name, knob in knobs.items()}
         width, size = lanes(w.dtype, target), DTYPE_BYTES[w.dtype]
         nv = min(ints["nv"], key=lambda nv: (_waste(_rows(w), nv * width), abs(nv - 2)))
         in_l1 = target.l1_bytes // 2 // (nv * width * size)
@@ -204,7 +194,7 @@ class AttentionCpu(Family):
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w, v = as_attention(workload), values
         s = _Shape(w, target, v)
-        rounds = _ceil(s.tasks, v["threads"])
+        rounds = ceil_div(s.tasks, v["threads"])
         return {
             "key_registers": _registers(v["key_rows"], v["nv"]).astype(np.float64),
             "value_registers": _registers(v["value_rows"], v["nv"]).astype(np.float64),
@@ -217,7 +207,7 @@ class AttentionCpu(Family):
             "keys_l1": s.key_bytes / target.l1_bytes,
             "keys_l2": s.key_bytes / target.l2_bytes,
             "block_l2": s.block_panels * s.panel_bytes / target.l2_bytes,
-            "key_blocks": _ceil(w.kv_len, s.keys * v["splits"]) * 1.0,
+            "key_blocks": ceil_div(w.kv_len, s.keys * v["splits"]) * 1.0,
             "tasks": s.tasks * 1.0,
             "balance": s.tasks / (rounds * v["threads"]),
         }
@@ -242,9 +232,9 @@ class AttentionCpu(Family):
 
 def _tasks(w: Attention, nr: int, block_q: int) -> int:
     """Tasks of a launch that does not split keys."""
-    panels = _ceil(_rows(w), nr)
-    block = _ceil(min(block_q, _rows(w)), nr)
-    return int(w.b * w.kv_heads * _ceil(panels, block))
+    panels = ceil_div(_rows(w), nr)
+    block = ceil_div(min(block_q, _rows(w)), nr)
+    return int(w.b * w.kv_heads * ceil_div(panels, block))
 
 
 def _rows_for(extent: int, nv: int, choices: Sequence[int], target: Target) -> int:
@@ -255,7 +245,7 @@ def _rows_for(extent: int, nv: int, choices: Sequence[int], target: Target) -> i
     return min(
         fitting,
         key=lambda r: (
-            round(_waste(extent, r), 1), _ceil(r, _WAYS), -min(r * nv, registers // 2), -r
+            round(_waste(extent, r), 1), ceil_div(r, _WAYS), -min(r * nv, registers // 2), -r
         ),
     )  # fmt: skip
 
@@ -267,7 +257,7 @@ def _share(
     that can be had, by the largest blocks of queries and the fewest splits."""
     nr = nv * lanes(w.dtype, target)
     panel = nr * (w.d + w.value_dim + 2) * DTYPE_BYTES[w.dtype]
-    fitting = [b for b in blocks if _ceil(b, nr) * panel <= target.l2_bytes] or blocks[:1]
+    fitting = [b for b in blocks if ceil_div(b, nr) * panel <= target.l2_bytes] or blocks[:1]
     plans = [(_TASKS_PER_THREAD, 1), *((1, splits) for splits in ints["splits"])]
     busy = [t for t in ints["threads"] if t * _WAKING_FLOPS <= w.flops] or ints["threads"][:1]
     for threads in reversed(busy):

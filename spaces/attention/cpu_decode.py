@@ -84,16 +84,13 @@ class AttentionCpuDecode(Family):
         w = as_attention(workload)
         knobs = {knob.name: knob for knob in self.knobs(w, target)}
 
-        def ints(name: str) -> list[int]:
-            return [c for c in knobs[name].choices if isinstance(c, int)]
-
         # Long runs of memory first: all heads of some keys, or else all keys of a head.
         beside = w.layout == "bshd" and w.kv_heads > 1
         plans = [
             (threads, parts, splits)
-            for threads in reversed(ints("threads"))
-            for parts in sorted(ints("head_parts"), reverse=not beside)
-            for splits in ints("splits")
+            for threads in reversed(knobs["threads"].integers)
+            for parts in sorted(knobs["head_parts"].integers, reverse=not beside)
+            for splits in knobs["splits"].integers
             if w.b * parts * splits >= threads
             and (splits == 1 or w.b * parts * splits <= threads * _TASKS_PER_THREAD)
         ]

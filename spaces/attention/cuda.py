@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import VECTOR, alignment, ceil_div, element_bytes, refuses_cuda, round_up
+from kt.spaces.cuda import VECTOR, alignment, element_bytes, refuses_cuda
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.target import Target
 from kt.spaces.workload import Attention, Workload
 

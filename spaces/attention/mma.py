@@ -16,6 +16,7 @@ from kt.spaces.cuda import (
     residency_rules,
     rule,
 )
+from kt.spaces.extents import until_covered
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
@@ -58,11 +59,11 @@ class AttentionMma(Family):
 
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
         w = as_attention(workload)
-        bns = _up_to(_BN, w.kv_len)
+        bns = until_covered(_BN, w.kv_len)
         tiles = -(-w.kv_len // bns[0])
         heads = tuple(h for h in _HEADS if h == 1 or h < 2 * w.b * w.h)
         return [
-            Ordinal("tile", "bm", _up_to(_BM, w.s)),
+            Ordinal("tile", "bm", until_covered(_BM, w.s)),
             Ordinal("tile", "bn", bns),
             Ordinal("mem", "stages", tuple(s for s in _STAGES if s <= 2 or s <= tiles)),
             Categorical("mem", "layout", ("swizzle", "padded")),
@@ -183,9 +184,3 @@ class AttentionMma(Family):
             w, self.name, theta, "cuda", source,
             launches=(p.launch(),), most_spill_bytes=_MOST_SPILL_BYTES,
         )  # fmt: skip
-
-
-def _up_to(choices: tuple[int, ...], extent: int) -> tuple[int, ...]:
-    """The choices up to the first that covers `extent`."""
-    first = next((i for i, c in enumerate(choices) if c >= extent), len(choices) - 1)
-    return choices[: first + 1]

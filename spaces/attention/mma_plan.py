@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import VECTOR, ceil_div, element_bytes, is_legal, register_limit
+from kt.spaces.cuda import VECTOR, element_bytes, is_legal, register_limit
+from kt.spaces.extents import ceil_div
 from kt.spaces.family import Rule
 from kt.spaces.kernel import Launch
 from kt.spaces.target import Target

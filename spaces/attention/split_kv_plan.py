@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import ceil_div, is_legal, round_up
+from kt.spaces.cuda import is_legal
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Rule
 from kt.spaces.kernel import Launch
 from kt.spaces.target import Target

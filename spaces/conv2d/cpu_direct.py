@@ -95,18 +95,15 @@ class Conv2dCpuDirect(Family):
         w, knobs = workload, {knob.name: knob for knob in self.knobs(workload, target)}
         width, in_place = lanes(w.dtype, target), _in_place(workload, lanes(workload.dtype, target))
 
-        def ints(name: str) -> list[int]:
-            return [c for c in knobs[name].choices if isinstance(c, int)]
-
         # Sums enough to hide the latency of a multiply-add; more only reach into other rows.
         inner, vectors = _inner(w), 1
-        few = [c for c in ints("pixels") if c <= 8 and (c <= inner or c == 1)]
+        few = [c for c in knobs["pixels"].integers if c <= 8 and (c <= inner or c == 1)]
         pixels = min(few, key=lambda c: (-(-inner // c) * c, -c))
         threads, strip = next(
             (threads, strip)
-            for threads in reversed(ints("threads"))
+            for threads in reversed(knobs["threads"].integers)
             for limit in (target.l2_bytes // 2, _cache(target))
-            for strip in reversed(ints("strip"))
+            for strip in reversed(knobs["strip"].integers)
             if _units(w, {"strip": strip, "vectors": vectors}, width) >= threads
             and (in_place or _strip_bytes(w, strip, vectors * width) <= limit)
         )

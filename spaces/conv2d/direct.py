@@ -14,7 +14,6 @@ from kt.spaces.cuda import (
     VECTOR,
     Floats,
     alignment,
-    ceil_div,
     early_knob,
     element_bytes,
     occupancy,
@@ -23,6 +22,7 @@ from kt.spaces.cuda import (
     residency_rules,
     rule,
 )
+from kt.spaces.extents import ceil_div
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal

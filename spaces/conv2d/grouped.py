@@ -12,15 +12,14 @@ import numpy as np
 from kt.spaces.cuda import (
     MAX_BLOCKS,
     Floats,
-    ceil_div,
     early_knob,
     element_bytes,
     occupancy,
     register_limit,
     residency_rules,
-    round_up,
     rule,
 )
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal

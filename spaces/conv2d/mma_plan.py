@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import VECTOR, alignment, element_bytes, round_up
+from kt.spaces.cuda import VECTOR, alignment, element_bytes
+from kt.spaces.extents import round_up
 from kt.spaces.gemm.mma_plan import Operand, Plan
 from kt.spaces.workload import Conv2d, Gemm
 

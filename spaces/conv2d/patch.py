@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import VECTOR, Floats, alignment, ceil_div, element_bytes, round_up, rule
+from kt.spaces.cuda import VECTOR, Floats, alignment, element_bytes, rule
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.gemm.cuda import problem_defines
 from kt.spaces.gemm.mma_default import default_values

@@ -8,13 +8,6 @@
 
 #include "start.cuh"
 
-// Bytes of the workspace, and how many of them from its start must be zero before the first launch (every launch leaves
-// them zero). The workspace begins at a multiple of 256, and no two launches may use it at the same time.
-extern "C" size_t kt_workspace_bytes(void) { return WORKSPACE_BYTES; }
-extern "C" size_t kt_workspace_zeroed_bytes(void) { return ZEROED_BYTES; }
-
-extern "C" const char *kt_describe(void) { return KT_DESCRIBE; }
-
 // 0, or the first error of the runtime. Operands begin at multiples of 16.
 extern "C" int kt_launch(void *const *args, void *workspace, void *stream) {
     int error = kt_start((const void *)kt_kernel, BLOCKS, THREADS, SHARED_BYTES, args, workspace, stream);

@@ -100,19 +100,16 @@ class GemmCpuSkinny(Family):
         share = long if not _by_dots(w) else -(-long // target.cores)
         limit = min(share, target.l2_bytes // 2 // (tiny * DTYPE_BYTES[w.dtype]))
 
-        def ints(name: str) -> list[int]:
-            return [c for c in knobs[name].choices if isinstance(c, int)]
-
         # Long contiguous runs first: whole rows, sharing out k; shorter blocks where k is short.
         options = [
             (block, slices, threads)
-            for threads in reversed(ints("threads"))
-            for block in reversed(ints("block"))
-            for slices in ints("slices")
-            if block <= max(limit, ints("block")[0])
+            for threads in reversed(knobs["threads"].integers)
+            for block in reversed(knobs["block"].integers)
+            for slices in knobs["slices"].integers
+            if block <= max(limit, knobs["block"].integers[0])
             and w.batch * -(-long // block) * slices >= threads
         ]
-        block, slices, threads = options[0] if options else (ints("block")[0], 1, 1)
+        block, slices, threads = options[0] if options else (knobs["block"].integers[0], 1, 1)
         return {"block": block, "streams": streams, "vectors": 1, "threads": threads,
                 "slices": slices}  # fmt: skip
 

@@ -13,13 +13,12 @@ from kt.spaces.cuda import (
     Floats,
     acc_bytes,
     alignment,
-    ceil_div,
     epilogue_defines,
     output_bytes,
     refuses_cuda,
-    round_up,
     rule,
 )
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns, Rule
 from kt.spaces.kernel import Launch
 from kt.spaces.knob import Categorical, Knob, Ordinal

@@ -7,14 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import (
-    CTA_SHARED_BYTES,
-    ceil_div,
-    early_launch,
-    output_bytes,
-    round_up,
-    rule,
-)
+from kt.spaces.cuda import CTA_SHARED_BYTES, early_launch, output_bytes, rule
+from kt.spaces.extents import ceil_div, round_up, until_covered
 from kt.spaces.family import Rule
 from kt.spaces.kernel import maps_define
 from kt.spaces.knob import Categorical, Knob, Ordinal
@@ -52,8 +46,8 @@ PlanOf = Callable[[Any], HopperPlan]
 
 def hopper_knobs(w: Gemm, target: Target) -> list[Knob]:
     a, b = operands(w)
-    bms, bns = _up_to(_BLOCK_M, w.m), _up_to(_BLOCK_N, w.n)
-    bks = _up_to(tuple(x // a.bytes for x in _BLOCK_K_BYTES), w.k)
+    bms, bns = until_covered(_BLOCK_M, w.m), until_covered(_BLOCK_N, w.n)
+    bks = until_covered(tuple(x // a.bytes for x in _BLOCK_K_BYTES), w.k)
     m_tiles, n_tiles, k_tiles = ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0]), ceil_div(w.k, bks[0])
     grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
     by_boxes = output_group(w) * output_bytes(w) == 16 and output_bytes(w) == 2
@@ -292,9 +286,3 @@ def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, in
         "KT_EXPECT_WORKSPACE_BYTES": p.workspace_bytes,
         "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
     }  # fmt: skip
-
-
-def _up_to(choices: tuple[int, ...], extent: int) -> tuple[int, ...]:
-    """The choices up to the first that covers `extent`."""
-    first = next((i for i, x in enumerate(choices) if x >= extent), len(choices) - 1)
-    return choices[: first + 1]

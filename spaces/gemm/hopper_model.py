@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import Floats, acc_bytes, ceil_div, output_bytes, round_up
+from kt.spaces.cuda import Floats, acc_bytes, output_bytes
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns
 from kt.spaces.target import Target
 from kt.spaces.workload import Gemm

@@ -6,13 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kt.spaces.cuda import (
-    acc_bytes,
-    ceil_div,
-    element_bytes,
-    is_legal,
-    output_bytes,
-)
+from kt.spaces.cuda import acc_bytes, element_bytes, is_legal, output_bytes
+from kt.spaces.extents import ceil_div
 from kt.spaces.family import Rule
 from kt.spaces.target import Target
 from kt.spaces.theta import Value

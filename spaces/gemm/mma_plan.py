@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import acc_bytes, alignment, ceil_div, element_bytes, round_up
+from kt.spaces.cuda import acc_bytes, alignment, element_bytes
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.kernel import Launch
 from kt.spaces.workload import Gemm
 

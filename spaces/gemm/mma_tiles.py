@@ -9,16 +9,15 @@ import numpy as np
 
 from kt.spaces.cuda import (
     Floats,
-    ceil_div,
     early_knob,
     element_bytes,
     occupancy,
     output_bytes,
     register_limit,
     residency_rules,
-    round_up,
     rule,
 )
+from kt.spaces.extents import ceil_div, round_up, until_covered
 from kt.spaces.family import Columns, Rule
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -62,7 +61,11 @@ def tile_knobs(
 
     `rows`: knobs for the rows of C in a tile, where they are no simple range.
     """
-    bms, bns, bks = _blocks(w.m), _blocks(w.n), _block_ks(w)
+    bms, bns, bks = (
+        until_covered(_BLOCK, w.m),
+        until_covered(_BLOCK, w.n),
+        until_covered(tuple(b // element_bytes(w) for b in _BLOCK_K_BYTES), w.k),
+    )
     grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
     k_tiles = ceil_div(w.k, bks[0])
     return [
@@ -205,18 +208,6 @@ def tile_defines(w: Gemm, v: Mapping[str, Any], p: Plan) -> dict[str, int | str]
         "KT_EXPECT_WORKSPACE_BYTES": p.workspace_bytes,
         "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
     }  # fmt: skip
-
-
-def _blocks(extent: int) -> tuple[int, ...]:
-    """Tile extents up to the first that covers `extent`."""
-    first = next((i for i, b in enumerate(_BLOCK) if b >= extent), len(_BLOCK) - 1)
-    return _BLOCK[: first + 1]
-
-
-def _block_ks(w: Gemm) -> tuple[int, ...]:
-    choices = tuple(b // element_bytes(w) for b in _BLOCK_K_BYTES)
-    first = next((i for i, b in enumerate(choices) if b >= w.k), len(choices) - 1)
-    return choices[: first + 1]
 
 
 def _stores(w: Gemm) -> tuple[str, ...]:

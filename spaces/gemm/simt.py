@@ -13,16 +13,15 @@ from kt.spaces.cuda import (
     VECTOR,
     Floats,
     alignment,
-    ceil_div,
     early_knob,
     element_bytes,
     is_legal,
     occupancy,
     register_limit,
     residency_rules,
-    round_up,
     rule,
 )
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Knob, Ordinal

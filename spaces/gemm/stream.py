@@ -14,7 +14,6 @@ from kt.spaces.cuda import (
     HINTS,
     VECTOR,
     Floats,
-    ceil_div,
     early_knob,
     early_launch,
     element_bytes,
@@ -22,9 +21,9 @@ from kt.spaces.cuda import (
     occupancy,
     register_limit,
     residency_rules,
-    round_up,
     rule,
 )
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns, Family, Rule
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal

@@ -11,56 +11,43 @@ that it was made of: racecheck must flag the first and not the second.
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import gemm_cases
 import numpy as np
+import test_gemm_kernels
+from device_kernels import compile_source, device_target
 from mutants import MUTANTS, SMALL, mutant, sound
 
 from kt.spaces.kernel import Kernel
-from kt.spaces.target import CUDA_TARGETS, Target
-
-SOURCE = Path(__file__).with_name("test_gemm_kernels.py")
+from kt.spaces.target import Target
 
 
 def run_draws(draws: int) -> None:
     """Runs the random kernels; an error of the sanitizer or a wrong result ends with a code."""
-    spec = importlib.util.spec_from_file_location("kernels", SOURCE)
-    assert spec and spec.loader
-    kernels = importlib.util.module_from_spec(spec)
-    sys.modules["kernels"] = kernels
-    spec.loader.exec_module(kernels)
-    kernels.DRAWS = dict.fromkeys(kernels.DRAWS, draws)
-    kernels.NAMED = dict.fromkeys(kernels.NAMED, ())
-    kernels.LARGER = kernels.gemm_cases.EDGES
-    # The sanitizer and a pool of compiling processes do not get along.
-    kernels.ProcessPoolExecutor = lambda *_, **__: ThreadPoolExecutor(4)
     with tempfile.TemporaryDirectory() as name:
-        kernels.run_draws(Path(name))
-
-
-def device_target() -> Target:
-    """The named target of GPU 0, or a relative that builds for it."""
-    from kt.tuner.backend.driver import Device
-
-    name = Device(0).name
-    return next((t for t in CUDA_TARGETS.values() if t.processor == name), CUDA_TARGETS["a100"])
+        test_gemm_kernels.run_draws(
+            Path(name),
+            draws=dict.fromkeys(test_gemm_kernels.FAMILIES, draws),
+            named=dict.fromkeys(test_gemm_kernels.FAMILIES, ()),
+            larger=gemm_cases.EDGES,
+            # The sanitizer and a pool of compiling processes do not get along.
+            pool=ThreadPoolExecutor(4),
+        )
 
 
 def launch_once(kernel: Kernel, target: Target) -> None:
     """One launch on operands of N(0,1); whether the result is right is not looked at."""
     from kt.tuner.backend.driver import Device, Memory, Module, call, launch
-    from kt.tuner.backend.nvrtc import find_nvrtc
 
     device, rng = Device(0), np.random.default_rng(0)
+    image = compile_source(kernel.source, target.arch)
+    assert isinstance(image, bytes), image
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "kernel.cu").write_text(kernel.source)
-        find_nvrtc().compile(directory, target.arch, 120.0)
-        module = Module(directory / "kernel.cubin")
+        (path := Path(name) / "kernel.cubin").write_bytes(image)
+        module = Module(path)
     buffers = []
     for operand in kernel.workload.inputs():
         values = rng.standard_normal(operand.elements, dtype=np.float32)

@@ -3,32 +3,23 @@
     PYTHONPATH=<folder with kt>:tests \\
         python3 -m pytest -q -s -m gpu tests/gpu/test_attention_kernels.py
 
-The device's own reference judges (guard zones, inputs untouched, errors element by element); each
-kernel runs three times over one workspace and must write the same bits. A table is printed last.
+The reference is the oracle's. A table is printed last.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import attention_cases
 import numpy as np
 import pytest
+from device_kernels import Case, Judged, check, device_target, load_oracle
 
 from kt.spaces.attention.mma import AttentionMma
 from kt.spaces.attention.split_kv import AttentionSplitKv
-from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
-from kt.spaces.target import CUDA_TARGETS, Target
+from kt.spaces.target import Target
 from kt.spaces.workload import parse
 
 pytestmark = pytest.mark.gpu
@@ -56,21 +47,6 @@ EDGES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Case:
-    """One kernel to be run, with the seed of its inputs."""
-
-    kernel: Kernel
-    seed: int
-
-
-def _target() -> Target:
-    from kt.tuner.backend.driver import Device
-
-    name = Device(0).name
-    return next((t for t in CUDA_TARGETS.values() if t.processor == name), CUDA_TARGETS["a100"])
-
-
 def _cases(family: str, target: Target) -> list[Case]:
     cases = []
     edges = [e for e in EDGES[family] for _ in range(POINTS_OF_EDGES)]
@@ -89,99 +65,8 @@ def _cases(family: str, target: Target) -> list[Case]:
     return cases
 
 
-def compile_source(source: str, arch: str) -> tuple[bytes, int] | str:
-    """The cubin and its spilled bytes, or the compiler's message; runs in a pool of processes."""
-    from kt.logs.record import Failure
-    from kt.tuner.backend.nvrtc import find_nvrtc
-
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "kernel.cu").write_text(source)
-        facts = find_nvrtc().compile(directory, arch, 120.0)
-        if isinstance(facts, Failure):
-            return f"{facts.message}\n{facts.detail}"
-        return (directory / "kernel.cubin").read_bytes(), facts.spill_bytes
-
-
-@pytest.fixture(scope="module")
-def oracle() -> Iterator[Any]:
-    from kt.tuner.backend.cuda_data import SOURCE, Oracle
-    from kt.tuner.backend.driver import Device
-
-    image = compile_source(SOURCE.read_text(), _target().arch)
-    assert isinstance(image, tuple), image
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / "oracle.cubin"
-        path.write_bytes(image[0])
-        yield Oracle(Device(0), path)
-
-
-def _read(address: int, size: int) -> bytes:
-    """Device memory; waits."""
-    from kt.tuner.backend.driver import call
-
-    host = ctypes.create_string_buffer(max(size, 1))
-    if size:
-        call("cuMemcpyDtoH", ctypes.addressof(host), address, size)
-    return host.raw[:size]
-
-
-def _run(case: Case, image: bytes, oracle: Any, directory: Path) -> tuple[float, str]:
-    """(relative error, what is wrong)."""
-    from kt.tuner.backend.cuda_data import POISON, Dataset, Guarded
-    from kt.tuner.backend.driver import Module, launch
-    from kt.tuner.backend.load import Refused
-
-    kernel, device = case.kernel, oracle.device
-    (directory / "kernel.cubin").write_bytes(image)
-    module = Module(directory / "kernel.cubin")
-    data, workspace = Dataset(oracle, kernel.workload, case.seed), Guarded(kernel.workspace_bytes)
-    workspace.fill(POISON)
-    workspace.fill(0, kernel.zeroed_bytes)
-    bits, error, wrong = set(), 0.0, ""
-    for _ in range(3):
-        for output in data.outputs:
-            output.fill(POISON)
-        for step in kernel.launches:
-            launch(module, step, [*data.arguments(), workspace.address], device.stream)
-        device.synchronize()
-        try:
-            error = max(error, data.judge(workspace))
-        except Refused as refused:
-            wrong = str(refused)
-        bits.add(b"".join(_read(o.address, o.size) for o in data.outputs))
-    if any(_read(workspace.address, kernel.zeroed_bytes)):
-        wrong += " left the workspace not zero"
-    if len(bits) > 1:
-        wrong += " results differ between launches"
-    module.unload()
-    return error, wrong
-
-
-def test_random_kernels_agree_with_float64(oracle: Any, tmp_path: Path) -> None:
-    target = _target()
+def test_random_kernels_agree_with_float64(tmp_path: Path) -> None:
+    target = device_target()
     cases = [case for family in FAMILIES for case in _cases(family, target)]
-    table: dict[tuple[str, str], list[float]] = defaultdict(list)
-    failures, spilled = [], 0
-    with ProcessPoolExecutor(max(1, (os.cpu_count() or 2) - 1), get_context("spawn")) as pool:
-        sources = [case.kernel.source for case in cases]
-        images = pool.map(compile_source, sources, [target.arch] * len(cases), chunksize=4)
-        for case, image in zip(cases, images, strict=True):
-            w: Any = case.kernel.workload
-            name = f"{case.kernel.family} {w}: {case.kernel.theta}"
-            if isinstance(image, str):
-                failures.append(f"{name}\n    {image}")
-                continue
-            spilled += image[1] > 0
-            error, wrong = _run(case, image[0], oracle, tmp_path)
-            table[case.kernel.family, w.dtype].append(error)
-            if wrong:
-                failures.append(f"{name}\n    {wrong}")
-    for failure in failures[:20]:
-        print(failure)
-    print(f"\n{'family':8} {'dtype':6} {'kernels':>8} {'worst relative error':>22}")
-    for (family, dtype), errors in sorted(table.items()):
-        print(f"{family:8} {dtype:6} {len(errors):8} {max(errors):22.2e}")
-    print(f"{spilled} of {len(cases)} kernels spill registers")
-    assert not failures, f"{len(failures)} of {len(cases)} kernels are wrong"
-    assert len(cases) >= 300
+    judge = Judged(load_oracle(target.arch, tmp_path), tmp_path)
+    assert check(cases, target.arch, judge) >= 300

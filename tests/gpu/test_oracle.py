@@ -5,13 +5,11 @@ PYTHONPATH=<folder with kt>:tests python3 -m pytest -q -s -m gpu tests/gpu/test_
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from device_kernels import device_target, load_oracle
 from numpy.typing import NDArray
 
 from kt.spaces.workload import parse
@@ -36,20 +34,8 @@ WORKLOADS = (
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Iterator[Any]:
-    from kt.tuner.backend.cuda_data import SOURCE, Oracle
-    from kt.tuner.backend.driver import Device
-    from kt.tuner.backend.nvrtc import find_nvrtc
-
-    device = Device(0)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "kernel.cu").write_text(SOURCE.read_text())
-        major, minor = (
-            device.attribute(f"COMPUTE_CAPABILITY_{part}") for part in ("MAJOR", "MINOR")
-        )
-        facts = find_nvrtc().compile(Path(folder), f"sm_{major}{minor}", 120.0)
-        assert hasattr(facts, "registers"), facts
-        yield Oracle(device, Path(folder) / "kernel.cubin")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return load_oracle(device_target().arch, tmp_path_factory.mktemp("oracle"))
 
 
 def _read(memory: Any, count: int, dtype: Any) -> NDArray[Any]:

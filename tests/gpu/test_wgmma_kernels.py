@@ -9,7 +9,6 @@ workspace, and must write the same bits wherever its sums have a fixed order.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pickle
@@ -21,13 +20,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gemm_cases
 import numpy as np
 import pytest
 import wgmma_cases
+from device_kernels import Case, compile_source, judge_gemm
 
 from kt.spaces.kernel import Kernel
 from kt.spaces.workload import Gemm
@@ -73,24 +72,12 @@ def _jobs() -> list[Job]:
 # -- the child's side -----------------------------------------------------------------------
 
 
-def _kernels() -> ModuleType:
-    """test_gemm_kernels, whose way to build and to run a kernel is used here."""
-    path = Path(__file__).with_name("test_gemm_kernels.py")
-    spec = importlib.util.spec_from_file_location("gemm_kernels", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["gemm_kernels"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _build(directory: Path, first: int, step: int) -> None:
     """Builds every `step`th job; what does not build leaves its message."""
-    kernels = _kernels()
     jobs = pickle.loads((directory / "jobs").read_bytes())
     for i in range(first, len(jobs), step):
         kernel, _, library = jobs[i]
-        compiled = _library if library else kernels.compile_source
+        compiled = _library if library else compile_source
         image = compiled(kernel.source, wgmma_cases.H200.arch)
         if isinstance(image, bytes):
             (directory / f"{i}.cubin").write_bytes(image)
@@ -135,7 +122,6 @@ def _launched_by_library(kernel: Kernel, image: bytes, seed: int, path: Path) ->
 
 def _run(directory: Path, indices: Sequence[int]) -> None:
     """Runs jobs; a line as each begins and ends."""
-    kernels = _kernels()
     jobs = pickle.loads((directory / "jobs").read_bytes())
     for i in indices:
         print(json.dumps([i]), flush=True)
@@ -144,7 +130,7 @@ def _run(directory: Path, indices: Sequence[int]) -> None:
         if library:
             error, wrong = _launched_by_library(kernel, image, seed, directory / f"{i}.so")
         else:
-            error, wrong = kernels._run(kernels.Case(kernel, seed), image, directory)
+            error, wrong = judge_gemm(Case(kernel, seed), image, directory)
         print(json.dumps([i, error, wrong]), flush=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import importlib.util
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ import cuda_emulator
 import msgspec
 import numpy as np
 import pytest
-from cuda_emulator import Array, Guarded
+from nvrtc_limits import check_limits
 from nvrtc_ptx import ptx_of
 
 from kt.spaces.attention.mma import AttentionMma
@@ -73,10 +72,7 @@ def _may_spill(kernel: Kernel, target: Target) -> bool:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_legal_points_compile_within_the_limits(family: str, target: str, tmp_path: Path) -> None:
-    from kt.logs.record import BuildFacts
-    from kt.tuner.backend.nvrtc import find_nvrtc
-
-    nvrtc, t = find_nvrtc(), CUDA_TARGETS[target]
+    t = CUDA_TARGETS[target]
     for i in range(3):
         rng = np.random.default_rng([8, i, TARGETS.index(target)])
         lengths, dims = attention_cases.LONGER, attention_cases.LARGER_DIMS
@@ -84,18 +80,7 @@ def test_legal_points_compile_within_the_limits(family: str, target: str, tmp_pa
         space = Space(w, t, [FAMILIES[family]])
         point = int(space.sample(rng, 1)[0]) if i else int(space.defaults()[0])
         kernel = space.kernel(point)
-        (tmp_path / "kernel.cu").write_text(kernel.source)
-        facts = nvrtc.compile(tmp_path, t.arch, 120.0)
-        where = f"{w} on {target}: {kernel.theta}"
-        assert isinstance(facts, BuildFacts), f"{where}\n{facts}"
-        spills = _MAY_SPILL if _may_spill(kernel, t) else 0
-        assert max(facts.spill_bytes, facts.stack_bytes) <= spills, f"{where}\n{facts}"
-        assert not facts.warnings, f"{where}\n{facts}"
-        for launch in kernel.launches:
-            blocks = int(kernel.theta.map["blocks"]) if launch.entry == "kt_kernel" else 1
-            assert launch.block[0] * facts.registers * blocks <= t.registers_sm, where
-            assert launch.block[0] <= 1024 and 1 <= launch.grid[0] < 2**31, where
-            assert facts.shared_bytes + launch.shared_bytes <= t.shared_bytes, where
+        check_limits(kernel, t, tmp_path, _MAY_SPILL if _may_spill(kernel, t) else 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -155,35 +140,10 @@ def test_products_accumulate_in_fp32(family: str) -> None:
 # -- results, by emulation ------------------------------------------------------------------
 
 
-def _run(
-    kernel: Kernel, inputs: Sequence[Array], poisons: Sequence[Array], directory: Path
-) -> list[list[Array]]:
-    """The outputs of two launches over one workspace."""
-    library = cuda_emulator.build(kernel, directory)
-    for function in (library.kt_workspace_bytes, library.kt_workspace_zeroed_bytes):
-        function.restype = ctypes.c_size_t
-    assert library.kt_workspace_bytes() == kernel.workspace_bytes
-    assert library.kt_workspace_zeroed_bytes() == kernel.zeroed_bytes
-    workspace = np.full(kernel.workspace_bytes + 1, 0xFF, np.uint8)
-    workspace[: kernel.zeroed_bytes] = 0
-    held, space = [Guarded(x) for x in inputs], Guarded(workspace)
-    results = []
-    for _ in range(2):
-        outs = [Guarded(x) for x in poisons]
-        addresses = [x.address for x in (*held, *outs)]
-        arguments = (ctypes.c_void_p * len(addresses))(*addresses)
-        assert library.kt_launch(arguments, ctypes.c_void_p(space.address), None) == 0
-        assert all(x.intact() for x in (*held, *outs, space)), "wrote outside"
-        assert space.array[-1] == 0xFF, "wrote past the workspace"
-        assert not space.array[: kernel.zeroed_bytes].any(), "the workspace was not left zero"
-        results.append([x.array.copy() for x in outs])
-    return results
-
-
 def _worst(w: Attention, kernel: Kernel, directory: Path, seed: int = 0) -> float:
     inputs = attention_cases.inputs(w, np.random.default_rng(seed))
     expected = attention_cases.reference(w, inputs)
-    outs = _run(kernel, inputs, attention_cases.poisons(w), directory)
+    outs = cuda_emulator.run_all(kernel, inputs, attention_cases.poisons(w), directory)
     return max(attention_cases.worst(w, out, expected) for out in outs)
 
 

@@ -12,6 +12,7 @@ import gemm_cases
 import msgspec
 import numpy as np
 import pytest
+from nvrtc_limits import check_limits
 from nvrtc_ptx import ptx_of
 
 from kt.spaces.family import Family
@@ -61,27 +62,13 @@ def _draws(
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_legal_points_compile_within_the_limits(family: str, target: str, tmp_path: Path) -> None:
-    from kt.logs.record import BuildFacts
-    from kt.tuner.backend.nvrtc import find_nvrtc
-
-    nvrtc, t = find_nvrtc(), CUDA_TARGETS[target]
+    t = CUDA_TARGETS[target]
     for i in range(4):
         rng = np.random.default_rng([7, i, TARGETS.index(target)])
         w = DRAW[family](rng, DTYPES[family], LARGE)
         space = Space(w, t, [FAMILIES[family]])
         point = int(space.sample(rng, 1)[0]) if i else int(space.defaults()[0])
-        kernel = space.kernel(point)
-        (tmp_path / "kernel.cu").write_text(kernel.source)
-        facts = nvrtc.compile(tmp_path, t.arch, 60.0)
-        where = f"{w} on {target}: {kernel.theta}"
-        assert isinstance(facts, BuildFacts), f"{where}\n{facts}"
-        assert facts.spill_bytes == 0 and facts.stack_bytes == 0, f"{where}\n{facts}"
-        assert not facts.warnings, f"{where}\n{facts}"
-        for launch in kernel.launches:
-            blocks = int(kernel.theta.map["blocks"]) if launch.entry == "kt_kernel" else 1
-            assert launch.block[0] * facts.registers * blocks <= t.registers_sm, where
-            assert launch.block[0] <= 1024 and 1 <= launch.grid[0] < 2**31, where
-            assert facts.shared_bytes + launch.shared_bytes <= t.shared_bytes, where
+        check_limits(space.kernel(point), t, tmp_path)
 
 
 @needs_nvrtc

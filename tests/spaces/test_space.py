@@ -65,18 +65,21 @@ def test_neighbours_are_legal_and_one_knob_away(name: str, seed: int) -> None:
     where = space(name)
     rng = np.random.default_rng(seed)
     points = where.sample(rng, 60)
-    moved = where.neighbours(points, rng)
-    assert moved.shape == points.shape and where.legal(moved).all()
-    for a, b in zip(points.tolist(), moved.tolist(), strict=True):
-        assert differing(where, a, b) == (a != b)
-        assert a == b or b in where.around(a)
+    for step in (where.neighbours, where.moves):
+        moved = step(points, rng)
+        assert moved.shape == points.shape and where.legal(moved).all()
+        for a, b in zip(points.tolist(), moved.tolist(), strict=True):
+            assert differing(where, a, b) == (a != b)
+            assert a == b or b in where.around(a)
 
 
 def test_neighbours_leave_a_point_alone_only_when_they_find_none() -> None:
     rng = np.random.default_rng(0)
     points = np.repeat(space("fake").defaults(), 500)
-    assert (space("fake").neighbours(points, rng) != points).mean() > 0.95
-    assert (space("one").neighbours(np.array([0]), rng) == [0]).all()
+    for where, one in ((space("fake").neighbours, space("one").neighbours),
+                       (space("fake").moves, space("one").moves)):  # fmt: skip
+        assert (where(points, rng) != points).mean() > 0.95
+        assert (one(np.array([0]), rng) == [0]).all()
 
 
 @pytest.mark.parametrize("name", ["fake", "one", "two", "one_knob", "holes", "union"])

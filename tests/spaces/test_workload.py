@@ -14,6 +14,7 @@ from kt.spaces.workload import (
     EPILOGUE_OPS,
     INPUT_DTYPES,
     LAYOUTS,
+    LOGIT_FACTORS,
     Attention,
     Conv2d,
     Gemm,
@@ -60,12 +61,12 @@ def convolutions(draw: st.DrawFn) -> Conv2d:
 
 @st.composite
 def attentions(draw: st.DrawFn) -> Attention:
-    kv_heads, positive = draw(st.integers(1, 8)), st.floats(0, 1e6)
+    kv_heads, factor = draw(st.integers(1, 8)), st.just(0.0) | st.floats(*LOGIT_FACTORS)
     return Attention(
         b=draw(st.integers(1, 16)), h=kv_heads * draw(st.integers(1, 8)), s=draw(SMALL),
         d=draw(st.integers(1, 256)), kv_heads=kv_heads, kv_len=draw(SMALL),
         value_dim=draw(st.integers(1, 256)), causal=draw(st.booleans()),
-        window=draw(st.integers(0, 512)), scale=draw(positive), softcap=draw(positive),
+        window=draw(st.integers(0, 512)), scale=draw(factor), softcap=draw(factor),
         lse=draw(st.booleans()), layout=draw(st.sampled_from(("bshd", "bhsd"))),
         **draw(accumulators()),
     )  # fmt: skip
@@ -275,7 +276,9 @@ REFUSED = {
     "attention 1x8x64x64 kv-len=0": ("kv-len", "between 1 and"),
     "attention 1x8x64x64 causal=yes": ("causal=yes", "true or false"),
     "attention 1x8x64x64 window=9999999999": ("window", "between 0 and"),
-    "attention 1x8x64x64 scale=-1": ("scale", "accepts 0 and above"),
+    "attention 1x8x64x64 scale=-1": ("scale", "neither 0 nor between 1e-09 and 1e+09"),
+    "attention 1x8x64x64 scale=1e-320": ("scale", "neither 0 nor between 1e-09 and 1e+09"),
+    "attention 1x8x64x64 softcap=1e300": ("softcap", "neither 0 nor between 1e-09 and 1e+09"),
     "attention 1x8x64x64 scale=nan": ("scale=nan", "a number"),
     "attention 1x8x64x64 softcap=inf": ("softcap=inf", "a number"),
     "attention 1x8x64x64 layout=nn": ("layout=nn", "bshd, bhsd"),

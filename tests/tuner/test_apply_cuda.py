@@ -64,7 +64,8 @@ def test_the_source_says_how_it_is_built_and_called(cuda_log: Path) -> None:
     source = apply(cuda_log, any_device=True)
     head, body = source.split("#define KT_DESCRIBE ", 1)
     for text in ("/* kt kernel: gemm 8x64x256",
-                 "nvcc -O3 -gencode=arch=compute_90a,code=sm_90a --shared", "void *stream)", "const bf16 A[8][256]", "const bf16 bias[64]", "bf16 C[8][64]",
+                 "nvcc -O3 -gencode=arch=compute_90a,code=sm_90a --shared", "void *stream)",
+                 "const bf16 A[8][256]", "const bf16 bias[64]", "bf16 C[8][64]",
                  "NVIDIA H200 (sm_90a, 132 SMs)", "kt_workspace_zeroed_bytes()"):  # fmt: skip
         assert text in head
     described, rest = body.split("\n\n", 1)

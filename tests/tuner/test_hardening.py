@@ -32,7 +32,7 @@ from kt.tuner.backend.cache import BinaryCache, cache_directory, cache_key
 from kt.tuner.backend.cc import CCompiler, find_compiler
 from kt.tuner.backend.cpu import CpuRunner
 from kt.tuner.backend.environment import describe
-from kt.tuner.backend.host import CpuHost
+from kt.tuner.backend.host import _failure
 from kt.tuner.backend.probe import measure_bound
 from kt.tuner.backend.worker import Died, Worker, WorkerBug
 from kt.tuner.measure import Candidate, FrozenBatch
@@ -103,9 +103,8 @@ def test_a_kernel_that_says_that_memory_is_short_lacked_memory(own_cache: Path, 
         (1, "", "crash"),
     ],
 )
-def test_kinds_of_death(tmp_path: Path, code: int, log: str, kind: str) -> None:
-    host = CpuHost(TARGET, SETTINGS, tmp_path, lambda source: Path("/dev/null"))
-    assert host._failure(Died("check", code, log)).failure == kind
+def test_kinds_of_death(code: int, log: str, kind: str) -> None:
+    assert _failure(Died("check", code, log)).failure == kind
 
 
 def measured(measurer: LocalMeasurer, body: str) -> object:

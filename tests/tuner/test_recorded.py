@@ -57,7 +57,8 @@ def test_the_nearest_recorded_points_fill_up_sparse_neighbourhoods() -> None:
             for p in around.tolist()
         )
     rng = np.random.default_rng(0)
-    moved = np.stack([where.neighbours(points, rng) for _ in range(60)])
+    steps_taken = [where.neighbours(points, rng) for _ in range(30)]
+    moved = np.stack(steps_taken + [where.moves(points, rng) for _ in range(30)])
     for i, point in enumerate(points.tolist()):
         assert set(moved[:, i].tolist()) <= set(where.around(point).tolist())
         assert len(set(moved[:, i].tolist())) > 1

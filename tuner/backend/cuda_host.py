@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kt.logs.record import Bound, Failure, Settings, Stage
+from kt.logs.record import Bound, Failure, Settings
 from kt.spaces.errors import TargetError
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -19,37 +18,28 @@ from .cuda import CudaRunner, lost_context
 from .cuda_data import SOURCE, needed_bytes
 from .cuda_program import Program
 from .driver import CudaError
-from .worker import Died, Done, Ended, Stopped, TimedOut, Worker
+from .host import Own, RunnerHost
+from .worker import Ended, Worker
 
 _RUNNER_CALLS = 2000
-_PREPARE_SECONDS = 600.0
 _VERIFY_SECONDS = 0.1
 _VENDOR_SECONDS = 0.1
-_STAGES: Mapping[str, Stage] = {"check": "check", "run": "run"}
+_LOST = ("crash", "device_lost")
+"""Failures after which a process has no context."""
 
 
-class CudaHost:
+class CudaHost(RunnerHost):
     """One runner process that owns GPU `index`. Datasets are made on the device when needed."""
 
+    PREPARE_SECONDS = 600.0
+
     def __init__(
-        self,
-        target: Target,
-        settings: Settings,
-        directory: Path,
-        own: Callable[[str], Path],
-        index: int = 0,
+        self, target: Target, settings: Settings, directory: Path, own: Own, index: int = 0
     ) -> None:
         self._target, self._settings = target, settings
         oracle = str(own(SOURCE.read_text()))
         log = directory / f"runner{index}.log"
-        self._worker = Worker(CudaRunner, (target, index, oracle), log, _RUNNER_CALLS)
-
-    def close(self) -> None:
-        self._worker.stop()
-
-    def kill(self) -> None:
-        """Ends the runner while another thread waits for it."""
-        self._worker.kill()
+        super().__init__(Worker(CudaRunner, (target, index, oracle), log, _RUNNER_CALLS))
 
     # -- the device -------------------------------------------------------------------------
 
@@ -98,37 +88,23 @@ class CudaHost:
         deadline: float | None,
     ) -> Ran | None:
         """Checks and times one candidate; None when the deadline ended it."""
-        ended = self._call(
-            "run", _program(binary), str(workload), data, self._settings.sample_seconds,
-            incumbent_us, limit=_PREPARE_SECONDS, limits={"load": self._settings.run_timeout},
-            deadline=deadline,
+        ran = self._run(
+            _program(binary), str(workload), data, self._settings.sample_seconds, incumbent_us,
+            limits={"load": self._settings.run_timeout}, deadline=deadline,
         )  # fmt: skip
-        match ended:
-            case Done(Ran() as ran):
-                if isinstance(ran.outcome, Failure) and lost_context(ran.outcome):
-                    self._worker.stop()
-                return ran
-            case Stopped():
-                return None
-            case TimedOut():
-                return Ran(self._failure(ended), 0.0, ended.seconds)
-            case Died():
-                return Ran(self._failure(ended), 0.0, 0.0)
-            case _:
-                raise AssertionError(ended)
+        if ran is not None and isinstance(ran.outcome, Failure) and lost_context(ran.outcome):
+            self._worker.stop()
+        return ran
 
     def verify(self, binary: Binary, workload: Workload, data: int) -> Verified:
         """Checks a binary repeatedly on one dataset."""
-        ended = self._call(
-            "verify", _program(binary), str(workload), data, _VERIFY_SECONDS,
-            limit=_PREPARE_SECONDS, limits={"load": self._settings.run_timeout},
+        verified = self._verify(
+            _program(binary), str(workload), data, _VERIFY_SECONDS,
+            limits={"load": self._settings.run_timeout},
         )  # fmt: skip
-        if isinstance(ended, Done):
-            assert isinstance(ended.value, Verified)
-            if ended.value.failure.startswith(("crash", "device_lost")):
-                self._worker.stop()
-            return ended.value
-        return Verified(0, 0.0, self._reason(ended))
+        if verified.failure.startswith(_LOST):
+            self._worker.stop()
+        return verified
 
     def compare(
         self,
@@ -147,53 +123,23 @@ class CudaHost:
         count = len(binaries) + 1 + len(opponents)
         limits = {str(i): self._settings.run_timeout for i in range(count)}
         programs = tuple(map(_program, binaries))
-        ended = self._call(
-            "compare", programs, str(workload), data, seconds, vendor, tuple(opponents), rested,
-            limit=_PREPARE_SECONDS, limits=limits,
-        )  # fmt: skip
-        if isinstance(ended, Done):
-            assert isinstance(ended.value, Compared)
-            if ended.value.failure.startswith(("crash", "device_lost")):
-                self._worker.stop()
-            return ended.value
-        assert isinstance(ended, Died | TimedOut)
-        if ended.stage not in limits:
-            raise TargetError(f"the GPU's runner ended in 'compare': {self._reason(ended)}")
-        return Compared((), int(ended.stage), self._reason(ended))
-
-    # -- ends -------------------------------------------------------------------------------
+        compared = self._compare(
+            programs, str(workload), data, seconds, vendor, tuple(opponents), rested, limits=limits
+        )
+        if compared.failure.startswith(_LOST):
+            self._worker.stop()
+        return compared
 
     def _call(self, method: str, *args: object, **limits: Any) -> Ended:
-        """A call of the runner. Its process is replaced after a driver's error of nobody's kernel.
+        """A call of the runner. Its process is replaced after a driver's error of no kernel.
 
         Such an error, for example that the device is gone, is raised.
         """
         try:
-            return self._worker.call(method, *args, **limits)
+            return super()._call(method, *args, **limits)
         except CudaError:
             self._worker.stop()
             raise
-
-    def _ask(self, method: str, *args: object) -> object:
-        """A call that runs no candidate, so that its death is not data."""
-        ended = self._call(method, *args, limit=_PREPARE_SECONDS)
-        if isinstance(ended, Done):
-            return ended.value
-        raise TargetError(f"the GPU's runner ended in '{method}': {self._reason(ended)}")
-
-    def _reason(self, ended: Ended) -> str:
-        assert isinstance(ended, Died | TimedOut)
-        failure = self._failure(ended)
-        return f"{failure.failure}: {failure.message} {failure.detail}".strip()
-
-    def _failure(self, ended: Died | TimedOut) -> Failure:
-        """What the end of the runner says of the kernel that ran in it."""
-        stage = _STAGES.get(ended.stage, "load")
-        if isinstance(ended, TimedOut):
-            message = f"no result within {ended.seconds:g} s: killed"
-            return Failure("run_timeout", stage, message, ended.log)
-        kind = "out_of_memory" if ended.code == -signal.SIGKILL else "crash"
-        return Failure(kind, stage, str(ended), ended.log)  # type: ignore[arg-type]
 
 
 def _program(binary: Binary) -> Program:
