@@ -1,6 +1,7 @@
 """The committed tuning logs: what they propose is recomputed from header and outcomes alone.
 
-Here the first batches of one log a class; with KT_ALL_LOGS set (`make replay-logs`) all of all.
+Here the first batches of one log a class; with KT_ALL_LOGS set (`make replay-logs`) all of all,
+where those made with another build of xgboost (xgboost-cpu) may say that they are not comparable.
 """
 
 from __future__ import annotations
@@ -50,4 +51,6 @@ def test_a_committed_log_replays_identically(log: Path) -> None:
     (run,) = runs(content.records)
     assert run.stop is not None and len(run.batches) > 1
     identity = check_identity(run if ALL else beginning(run))
+    if ALL and identity.difference and "python" in (identity.versions or ""):
+        pytest.skip(f"not comparable: {identity.difference} ({identity.versions})")
     assert not identity.difference, f"{identity.difference} ({identity.versions or 'as logged'})"

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kt.logs.query import Run
 from kt.logs.record import Failure
 from kt.spaces.errors import SettingsError
+from kt.spaces.target import checked_target
 from kt.spaces.workload import Workload
 
-from .chosen import Chosen, choose
+from .chosen import Chosen, choose, refuse_other_device
 from .forms import emitted, form_of, proven
 from .lookup import failure_text, open_runs, report_bad
 from .output import refuse_overwriting, write_atomically
 from .proof import prove
+from .request import workloads_of
 from .session import version_difference
 from .text import time_of
+
+DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
+"""Element type of a predicted shape that names none, by kind of target."""
 
 
 def apply(
@@ -53,12 +60,17 @@ def apply_command(
     trial: int | None,
     run: str | None,
     force: bool,
+    predict: bool = False,
     **flags: str | None,
 ) -> int:
     """Checks what is asked for, then writes; the exit code is 1 when a check fails."""
     found, bad = open_runs(log, run)
     report_bad(bad)
-    chosen = choose(found, words, flags, any_device, trial)
+    if predict:
+        chosen, why = _predicted(found, words, flags, any_device, trial)
+        print(f"kt: {why}", file=sys.stderr)
+    else:
+        chosen = choose(found, words, flags, any_device, trial)
     form = form_of(chosen, form)
     if form == "cubin" and output is None:
         raise SettingsError("--format cubin: is no text; name a file with -o FILE")
@@ -78,8 +90,31 @@ def apply_command(
     return 0
 
 
+def _predicted(
+    found: Sequence[Run],
+    words: Sequence[str],
+    flags: Mapping[str, str | None],
+    any_device: bool,
+    trial: int | None,
+) -> tuple[Chosen, str]:
+    """The schedule that the logs promise most of for a shape that need not be in them."""
+    from .predict import predicted_choice
+
+    if trial is not None:
+        raise SettingsError("--predict chooses a schedule by itself: leave --trial out")
+    target = checked_target(max(found, key=lambda run: run.header.time).header.target)
+    if not any_device:
+        refuse_other_device(target)
+    workloads = workloads_of(words, flags, None, DEFAULT_DTYPE[target.kind])
+    if len(workloads) > 1:
+        raise SettingsError("--predict: name one workload")
+    return predicted_choice(found, workloads[0], target)
+
+
 def _warn(chosen: Chosen) -> None:
     """Says on stderr what makes the kernel less than sure."""
+    if chosen.best.trial.source == "predicted":
+        return  # the choice was explained, and no time is claimed
     outcome = chosen.best.trial.outcome
     if isinstance(outcome, Failure):
         print(f"kt: this trial failed: {failure_text(outcome)}", file=sys.stderr)

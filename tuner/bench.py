@@ -23,6 +23,7 @@ from .api import DTYPE
 from .chosen import choose
 from .devices import devices_like, tuning_target
 from .lookup import open_runs, report_bad, workloads_in
+from .noise import median_text, unstable
 from .request import workloads_of
 from .summary import device_text
 
@@ -217,9 +218,10 @@ def _table(rows: Sequence[Row], rested: bool) -> list[str]:
         if row.failure:
             continue
         us = row.us
-        ratio = text.ratio(us.get(row.opponent), us[row.ours])
+        compared = (row.samples.get(name, ()) for name in (row.opponent, row.ours))
+        ratio = text.DASH if any(map(unstable, compared)) else text.times(row.ratio)
         cells.append(
-            (str(row.workload), *(text.time_of(us.get(name)) for name in names),
+            (str(row.workload), *(median_text(row.samples.get(name, ())) for name in names),
              text.rate_of(row.workload.flops, us[row.ours]), ratio)
         )  # fmt: skip
     devices = dict.fromkeys(device_text(row.target) for row in rows)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kt.logs.query import Best, Run, best_of, timed
-from kt.logs.record import Failure
-from kt.spaces.errors import LogError, TargetError
+from kt.logs.record import Failure, TrialRecord
+from kt.spaces.errors import LogError, SpaceError, TargetError
 from kt.spaces.families import space_of
 from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
@@ -41,7 +41,22 @@ def default_point(space: Space, run: Run, best: Best) -> int:
     trial = run.trials.get(best.final.default) if best.final else None
     if trial is None:
         return int(space.defaults()[0])
-    return space.check(trial.family, trial.theta)
+    return checked_point(space, run, trial)
+
+
+def checked_point(space: Space, run: Run, trial: TrialRecord) -> int:
+    """The point of a logged trial; raises LogError for a θ of another version of the space."""
+    try:
+        return space.check(trial.family, trial.theta)
+    except SpaceError as error:
+        header = run.header
+        logged = dict(zip(header.workloads, header.spaces, strict=False)).get(trial.workload)
+        if logged == space.digest:
+            raise
+        raise LogError(
+            f"trial {trial.trial} of run {header.run} was measured in another version of this "
+            f"space: {error}"
+        ) from None
 
 
 def choose(
@@ -60,10 +75,10 @@ def choose(
     else:
         run, best = _fastest(found, texts[0])
     if not any_device:
-        _refuse_other_device(best.target)
+        refuse_other_device(best.target)
     workload = parse(best.workload)
     space = space_of(workload, checked_target(best.target), run.header.settings.family)
-    kernel = space.kernel(space.check(best.trial.family, best.trial.theta))
+    kernel = space.kernel(checked_point(space, run, best.trial))
     return Chosen(best, run, workload, space, kernel)
 
 
@@ -93,7 +108,8 @@ def _is_here(target: Target) -> bool:
     return any(target.same_device(device) for device in devices_like(target))
 
 
-def _refuse_other_device(target: Target) -> None:
+def refuse_other_device(target: Target) -> None:
+    """Raises TargetError when this machine has no such device."""
     if not _is_here(target):
         here = " and ".join(map(device_text, devices_like(target) or [detect_cpu()]))
         raise TargetError(

@@ -82,7 +82,11 @@ def cli() -> None:
 @click.option("--resume", is_flag=True, help="Go on with the newest run of these workloads.")
 @click.option("--family", metavar="NAMES", help="Only these kernel families: mma,simt.")
 @click.option("--strategy", metavar="NAME", help=f"{', '.join(STRATEGIES)}.  [default: kt]")
-@click.option("--batch-size", type=int, help="Trials between two fits of the model.  [default: 16]")
+@click.option(
+    "--batch-size",
+    type=int,
+    help="Trials of a full batch; early ones are smaller.  [default: 16; CUDA 32]",
+)
 @click.option(
     "--epsilon", type=share(), metavar="SHARE", help="Share of exploring trials.  [default: 0.25]"
 )
@@ -98,8 +102,10 @@ def cli() -> None:
     type=int,
     help="Stop when this many failed before any succeeded.  [default: 64]",
 )
-@click.option("--finalists", type=int, help="Trials that are measured again at the end.")
-@click.option("--builders", type=int, help="Builds at a time.")
+@click.option(
+    "--finalists", type=int, help="Trials that are measured again at the end.  [default: 4]"
+)
+@click.option("--builders", type=int, help="Builds at a time.  [default: usable cores]")
 @click.option("--gpus", type=indices, metavar="LIST", help="These GPUs: 0,1.  [default: all alike]")
 @click.option(
     "--build-only", is_flag=True, help="Write a bundle for a device that is not here (-o DIR)."
@@ -121,7 +127,7 @@ def cli() -> None:
     "sample_seconds",
     type=duration,
     metavar="TIME",
-    help="Measuring time of a trial.  [default: 0.1s]",
+    help="Measuring time of a trial.  [default: 0.1s; CUDA 0.02s]",
 )
 @AS_JSON
 @click.option("--plain", is_flag=True, help="Plain lines also on a terminal.")
@@ -132,6 +138,8 @@ def tune(**options: Any) -> int:
     \b
     kt tune gemm 512x512x512 --dtype fp32
     kt tune gemm 33x17x65 batch=512 layout=nt epilogue=bias+gelu dtype=fp32
+    kt tune conv2d 1x56x56x64,64x3x3 --pad 1 --epilogue bias+relu
+    kt tune attention 1x8x1024x64 --causal --kv-heads 2
     kt tune --workloads shapes.txt --trials 64
     kt tune gemm 4096x4096x4096 --target h200 --build-only -o bundle    (no GPU needed)
     kt tune gemm 4096x4096x4096 --target cuda --bundle bundle           (on the H200)
@@ -142,7 +150,8 @@ def tune(**options: Any) -> int:
     starts from a log take places of such proposals; those are then built. Binaries run on your GPU:
     use bundles of people you trust.
 
-    The words of WORKLOAD are joined; options may be given as words (layout=nt) or flags.
+    WORKLOAD is gemm MxNxK, conv2d NxHxWxC,KxRxS or attention BxHxSxD; its options may be given as
+    words (layout=nt, causal=true) or flags.
     """  # fmt: skip
     from .start import tune_command
 
@@ -164,6 +173,7 @@ def tune(**options: Any) -> int:
 @click.option("--verify", is_flag=True, help="Compile the emitted text and check its results.")
 @click.option("--bench", is_flag=True, help="Time it against the default and the vendor library.")
 @click.option("--any-device", is_flag=True, help="Also a kernel measured on another device.")
+@click.option("--predict", is_flag=True, help="Of a shape never tuned, by the model of LOG's.")
 @TRIAL
 @RUN
 @click.option("--force", is_flag=True, help="Overwrite a file that is not a kt kernel.")
@@ -210,7 +220,7 @@ def show(**options: Any) -> int:
 @workload_argument
 @workload_options(hidden=True)
 @click.option("--strategy", metavar="NAME", help="Search the recorded points with this instead.")
-@click.option("--budget", type=click.IntRange(1), help="Trials of it. [default: half the points]")
+@click.option("--budget", type=click.IntRange(1), help="Trials of it.  [default: half the points]")
 @click.option("--seeds", type=click.IntRange(1, 100), default=5, show_default=True)
 @click.option(
     "--constraints", type=click.Path(path_type=Path), metavar="FILE",
@@ -254,7 +264,11 @@ def export(**options: Any) -> int:
 @click.argument("words", metavar="LOG|WORKLOAD...", nargs=-1)
 @workload_options(hidden=True)
 @click.option(
-    "--target", default="auto", show_default=True, metavar="NAME", help="Of a WORKLOAD: auto, cpu…"
+    "--target",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="Of a WORKLOAD: as for tune.",
 )
 @click.option("--any-device", is_flag=True, help="Also kernels measured on another device.")
 @RUN
@@ -295,7 +309,7 @@ def bench(**options: Any) -> int:
     default="auto",
     show_default=True,
     metavar="NAME",
-    help="auto, cpu or a name that `kt target` lists.",
+    help="cpu (auto means it here) or a name that `kt target` lists.",
 )
 @click.option("--check", "theta", metavar="JSON", help="Whether this θ is legal, and why not.")
 @AS_JSON

@@ -17,6 +17,7 @@ from kt.spaces.workload import Attention, Conv2d, Workload
 
 from . import text
 from .backend.nvcc import code_flag
+from .noise import busy
 from .versions import kt_version
 
 MARK = "/* kt kernel: "
@@ -55,7 +56,7 @@ def facts(best: Best) -> dict[str, Any]:
     return {
         "kt_kernel": 1, "kt": kt_version(), "workload": best.workload, "family": trial.family,
         "theta": msgspec.to_builtins(trial.theta), "median_us": best.us or None,
-        "default_us": best.default_us,
+        "default_us": _default_us(best),
         "device": {"name": target.name, "arch": target.arch, "processor": target.processor,
                    "cores": target.cores},
         "run": trial.run, "trial": trial.trial, "time": trial.time,
@@ -86,7 +87,11 @@ def provenance(best: Best, workload: Workload, log: str) -> list[tuple[str, str]
         ("family", trial.family),
         ("time", _time_text(best, workload)),
         ("device", f"{target.processor} ({target.arch}, {target.cores} {cores})"),
-        ("measured", f"{trial.time} in run {trial.run}, trial {trial.trial} of {log}"),
+        (
+            ("predicted", f"from {log}")
+            if trial.source == "predicted"
+            else ("measured", f"{trial.time} in run {trial.run}, trial {trial.trial} of {log}")
+        ),
         ("kt", kt_version()),
     ]
 
@@ -136,10 +141,18 @@ def notes(workload: Workload) -> list[tuple[str, str]]:
 
 
 def _time_text(best: Best, workload: Workload) -> str:
+    if best.trial.source == "predicted":
+        return "none: predicted from logs of other shapes, never measured"
     if not best.us:
         return "none: this trial failed or was cut early"
-    default = f", default {best.default_us:.1f} us" if best.default_us else ""
+    us = _default_us(best)
+    default = f", default {us:.1f} us" if us else ""
     return f"{best.us:.1f} us ({text.rate_of(workload.flops, best.us)}){default}"
+
+
+def _default_us(best: Best) -> float | None:
+    """The default's time, where the two can be compared."""
+    return None if busy(best.final) else best.default_us
 
 
 def is_ours(content: bytes) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from kt.logs.record import FinalRecord
 
 from .backend.timing import relative_half_width
-from .text import span_of
+from .text import span_of, time_of
 
 UNSTABLE = 0.2
 """Relative half-width of a median above which it is shown as a range."""
@@ -26,6 +27,13 @@ def unstable(samples: Sequence[float]) -> bool:
 def unstable_text(samples: Sequence[float]) -> str:
     """`unstable (0.2–36 ms)`."""
     return f"unstable ({span_of(min(samples), max(samples))})"
+
+
+def median_text(samples: Sequence[float]) -> str:
+    """The samples' median, or their range where it says too little."""
+    if not samples:
+        return time_of(None)
+    return unstable_text(samples) if unstable(samples) else time_of(statistics.median(samples))
 
 
 def busy(final: FinalRecord | None) -> bool:

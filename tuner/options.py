@@ -69,7 +69,9 @@ def _merged() -> dict[str, list[tuple[str, Option]]]:
 
 def _help(uses: list[tuple[str, Option]]) -> str:
     """One line: what the option means, for which operators, and what it accepts."""
-    texts = dict.fromkeys(f"{o.help} ({o.accepts})" for _, o in uses)
+    texts = dict.fromkeys(
+        o.help if o.kind == "flag" else f"{o.help} ({o.accepts})" for _, o in uses
+    )
     if len(texts) == 1:
         text = next(iter(texts))
         return text if len(uses) == len(OPERATORS) else f"{'/'.join(u[0] for u in uses)}: {text}"

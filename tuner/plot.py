@@ -10,6 +10,7 @@ from kt.logs.query import Run, timed
 from kt.logs.record import Timing
 from kt.spaces.errors import SettingsError, ToolchainError
 
+from .noise import unstable
 from .report import Row
 from .text import one_line, time_of, times
 
@@ -77,7 +78,7 @@ def _panel(axes: Axes, row: Row, run: Run) -> None:
     axes.set_xlim(0, len(trials) + 1)
     _marks(axes, run, row.workload)
     axes.set_title(_title(row), fontsize=10, loc="left", color=_INK, parse_math=False)
-    axes.set_xlabel("trial")
+    axes.set_xlabel("trials measured")
     axes.set_ylabel("GFLOP/s")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", lw=0.7)
@@ -94,8 +95,15 @@ def _title(row: Row) -> str:
 
 
 def _references(axes: Axes, row: Row, top: float) -> None:
-    """Lines of bound, vendor and default, named in the right margin, names kept apart."""
-    times = {"bound": row.bound_us, "vendor": row.vendor_us, "default": row.default_us}
+    """Lines of bound, vendor and default, named in the right margin, names kept apart.
+
+    A time that spread too far to be compared with has none.
+    """
+    times = {"bound": row.bound_us}
+    if not unstable(row.vendor_samples):
+        times["vendor"] = row.vendor_us
+    if not row.busy:
+        times["default"] = row.default_us
     rates = {name: row.flops / 1e3 / us for name, us in times.items() if us is not None and us > 0}
     top = _HEADROOM * max(top, *rates.values(), 0.0)
     axes.set_ylim(0, top or 1.0)

@@ -14,6 +14,7 @@ from kt.spaces.target import Target, detect_cpu
 
 from . import text
 from .devices import detect_gpu, has_nvidia_driver
+from .noise import median_text, unstable
 
 if TYPE_CHECKING:
     from .backend.build import Binary
@@ -106,7 +107,9 @@ def _bench(measurer: LocalMeasurer, binary: Binary, proven: Proven) -> list[str]
     rows = [("", "median", "throughput", "ratio", "samples")]
     for name, us, samples in zip(names, medians, compared.us, strict=False):
         rate = text.rate_of(workload.flops, us)
-        rows.append((name, text.time_of(us), rate, text.ratio(us, medians[0]), str(len(samples))))
+        told = not unstable(samples) and not unstable(compared.us[0])
+        ratio = text.ratio(us, medians[0]) if told else text.DASH
+        rows.append((name, median_text(samples), rate, ratio, str(len(samples))))
     lines = ["bench, interleaved in one process:", *text.columns(rows, {1, 2, 3, 4})]
     if "tuned" in rivals:
         lines.append(f"emitted / tuned: {medians[0] / medians[1]:.3f}")

@@ -35,6 +35,7 @@ from kt.spaces.workload import Workload, parse
 from .measure import Candidate, FrozenBatch, Measured
 from .search import Proposal, Search
 from .state import Observation
+from .transfer import lessons_of
 from .versions import versions
 from .warm import warm_points
 
@@ -327,7 +328,8 @@ def search_of(header: RunRecord, spaces: Sequence[Space]) -> Search:
         warm_points(space, header.warm.get(text, ()))
         for space, text in zip(spaces, header.workloads, strict=True)
     ]
-    return Search(spaces, warm, header.settings, header.seed)
+    lessons = lessons_of(header.warm, spaces[0].target, header.settings.family)
+    return Search(spaces, warm, header.settings, header.seed, lessons=lessons)
 
 
 def mismatch(spaces: Sequence[Space], proposal: Proposal | None, logged: BatchRecord) -> str | None:

@@ -19,7 +19,7 @@ from .explain import Explanation, explain, lines_of
 from .lookup import one_trial, open_runs, report_bad, workloads_in
 from .noise import unstable, unstable_text
 from .report import Row, RunFacts, rows, run_facts
-from .summary import OVERLAP, device_text, reason_text
+from .summary import REMARKS, device_text, reason_text
 
 RUNS_SHOWN = 5
 _SERIAL = ("search", "check", "run")  # builds overlap: they have no share of the wall time
@@ -132,12 +132,13 @@ def run_lines(fact: RunFacts) -> list[str]:
     """How one run went."""
     header = fact.run.header
     when = text.one_line(header.time, 40)
-    resumed = f", resumed {len(fact.run.resumes)} times" if fact.run.resumes else ""
+    again, batches = len(fact.run.resumes), text.number_of(len(fact.run.batches), "batch")
+    resumed = f", resumed {text.number_of(again, 'time')}" if again else ""
     strategy, version = (text.one_line(t, 40) for t in (header.settings.strategy, header.kt))
     lines = [
         f"run {text.one_line(header.run)} of {when}: strategy {strategy}, seed {header.seed}, "
         f"kt {version}{resumed}",
-        f"  trials    {fact.trials} in {len(fact.run.batches)} batches; {reason_text(fact.reason)}",
+        f"  trials    {fact.trials} in {batches}; {reason_text(fact.reason)}",
         f"  time      {_split(fact.seconds)}",
         f"  failures  {text.counts(fact.failures)}",
     ]
@@ -157,7 +158,7 @@ def run_lines(fact: RunFacts) -> list[str]:
 def _split(seconds: dict[str, float]) -> str:
     wall = seconds.get("wall")
     return ", ".join(
-        f"{text.one_line(name)} {text.duration(value)}{OVERLAP.get(name, '')}"
+        f"{text.one_line(name)} {text.duration(value)}{REMARKS.get(name, '')}"
         + (f" ({text.percent(value, wall)})" if wall and name in _SERIAL and value > 0 else "")
         for name, value in seconds.items()
     )

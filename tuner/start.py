@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kt.logs.record import Settings
 from kt.spaces.errors import SettingsError
+from kt.spaces.families import space_of
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
 
@@ -18,7 +20,7 @@ from .devices import described_target, tuning_target
 from .request import workloads_of
 from .signals import Interrupts
 from .summary import nothing_valid
-from .text import printable
+from .text import number_of, printable
 
 _SETTINGS = (
     "trials", "seconds", "strategy", "batch_size", "epsilon", "patience", "near_bound",
@@ -50,10 +52,12 @@ def tune_command(
     if build_only != (output is not None) or (build_only and (bundle or resume)):
         raise SettingsError("--build-only writes a new bundle: it needs -o DIR, and -o needs it")
     device = described_target(target) if build_only else tuning_target(target)
-    effective_settings(device, settings)  # refused before a view says what is being prepared
+    effective = effective_settings(device, settings)
     workloads = workloads_of(words, options, file, DTYPE[device.kind])
+    for workload in workloads:
+        space_of(workload, device, effective.family)  # refused before a view says what is prepared
     if output is not None:
-        return _build_only(workloads, device, output, settings, seed, builders)
+        return _build_only(workloads, device, output, effective, seed, builders)
     with Interrupts() as interrupts:
         try:
             with view_of(as_json, plain, quiet, interrupts.stdout_closed) as view:
@@ -77,19 +81,17 @@ def _build_only(
     workloads: Sequence[Workload],
     target: Target,
     output: Path,
-    settings: Mapping[str, Any],
+    settings: Settings,
     seed: int,
     builders: int | None,
 ) -> int:
     """Writes a bundle; exit code 1 when nothing could be built."""
-    made = build_bundle(
-        workloads, target, output, effective_settings(target, settings), seed, builders
-    )
+    made = build_bundle(workloads, target, output, settings, seed, builders)
     if made.failure:
         failed = f"{made.candidates - made.built} of {made.candidates} did not build"
         print(f"kt: {failed}, the first: {printable(made.failure)}", file=sys.stderr)
     print(
-        f"wrote {output}: {made.built} kernels of {made.batches} batches for {target.name} "
-        f"({target.arch}); kt tune … --bundle {output} takes them"
+        f"wrote {output}: {number_of(made.built, 'kernel')} of {number_of(made.batches, 'batch')} "
+        f"for {target.name} ({target.arch}); kt tune … --bundle {output} takes them"
     )
     return 0 if made.built else 1

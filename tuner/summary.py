@@ -24,7 +24,7 @@ REASONS: Mapping[str, str] = {
     "failures": "nothing valid among the first trials",
     "interrupted": "interrupted",
 }
-OVERLAP: Mapping[str, str] = {"build": " (builders, overlapping)"}
+REMARKS: Mapping[str, str] = {"prepare": " (before that)", "build": " (builders, overlapping)"}
 """What to add to a stage's seconds."""
 
 
@@ -72,7 +72,7 @@ def summary(progress: Progress, log: Path, stop: StopRecord) -> list[str]:
     """What was found, where it is logged and what to do with it."""
     lines = [line for i in range(len(progress.lanes)) for line in _found(progress, i)]
     seconds = ", ".join(
-        f"{k} {text.duration(v)}{OVERLAP.get(k, '')}" for k, v in stop.seconds.items()
+        f"{k} {text.duration(v)}{REMARKS.get(k, '')}" for k, v in stop.seconds.items()
     )
     lines += [
         "",
@@ -109,12 +109,17 @@ def apply_command(log: Path, workload: str) -> str:
     return f"kt apply {shlex.quote(str(log))} {workload} -o {name}.c --verify"
 
 
+def _unstarted(result: Result) -> str:
+    early = result.reason == "time" and not result.trials
+    return " before the first trial: give more --time" if early else ""
+
+
 def nothing_valid(result: Result) -> str:
     """Why a run has workloads without a result, with the first failure in full."""
     missing = [name for name, trial in result.best.items() if trial < 0]
     lines = [
         f"no valid result for {', '.join(repr(name) for name in missing)} "
-        f"in {result.trials} trials ({reason_text(result.reason)})"
+        f"in {result.trials} trials ({reason_text(result.reason)}{_unstarted(result)})"
     ]
     if result.failures:
         lines.append(f"failures: {text.counts(result.failures)}")

@@ -103,6 +103,12 @@ def counts(found: Mapping[str, int], none: str = "none") -> str:
     return ", ".join(f"{name} {count}" for name, count in found.items()) or none
 
 
+def number_of(count: int, noun: str) -> str:
+    """`1 batch`, `2 batches`."""
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count} {noun}{plural}"
+
+
 def sparkline(values: Sequence[float], width: int = 32) -> str:
     """A curve in one line of text, resampled to at most `width` characters."""
     if len(values) > width:

@@ -20,11 +20,16 @@ _PACKAGES = {"numpy": "numpy", "xgboost": "xgboost", "scikit-learn": "sklearn"}
 
 
 def _package(name: str, module: str) -> str:
-    """A package's version; xgboost may be installed under another name (xgboost-cpu)."""
+    """A package's version, and its distribution where that is another than the usual.
+
+    xgboost-cpu is compiled otherwise than xgboost: where splits tie, the two may grow other trees.
+    """
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return str(importlib.import_module(module).__version__)
+        found = str(importlib.import_module(module).__version__)
+        others = metadata.packages_distributions().get(module, [])
+        return f"{found} ({others[0]})" if others else found
 
 
 def kt_version() -> str:

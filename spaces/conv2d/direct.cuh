@@ -84,11 +84,11 @@ KT_DEVICE void kt_stage_filters(const kt_element *w, u32 first, u32 channel) {
 }
 
 // Whether pixel q of a strip sees a column of x, by some tap of the span.
-constexpr bool kt_sees(int column, int q) {
+KT_PURE bool kt_sees(int column, int q) {
     const int off = column - q * KT_STRIDE_W;
     return off >= 0 && off % KT_DILATION_W == 0 && off / KT_DILATION_W < SPAN;
 }
-constexpr bool kt_is_seen(int column) {
+KT_PURE bool kt_is_seen(int column) {
     for (int q = 0; q < TQ; q++)
         if (kt_sees(column, q)) return true;
     return false;
@@ -147,6 +147,8 @@ KT_DEVICE void kt_add_taps(float (&sum)[TQ][VECTOR], const kt_row &row, const fl
     }
 }
 
+constexpr int ROWS_AT_ONCE = KT_UNROLL_ROWS ? ROWS : 1;
+
 // All rows of x for `DEPTH` channels: `x` is where pixel (`top`, `left`) of them would be.
 KT_DEVICE void kt_add_rows(float (&sum)[TP][TQ][VECTOR], const kt_element *x, int top, int left, const float *filters) {
 #pragma unroll 1
@@ -155,7 +157,7 @@ KT_DEVICE void kt_add_rows(float (&sum)[TP][TQ][VECTOR], const kt_element *x, in
         u32 inside = 0;
 #pragma unroll
         for (int i = 0; i < COLUMNS; i++) inside |= (u32)((u32)(column + i) < KT_WIDTH) << i;
-#pragma unroll(KT_UNROLL_ROWS ? ROWS : 1)
+#pragma unroll ROWS_AT_ONCE
         for (int j = 0; j < ROWS; j++) {
             kt_row row;
             row.load(x + ((i64)j * KT_WIDTH + s * KT_DILATION_W) * KT_CHANNELS, (u32)(top + j) < KT_HEIGHT ? inside : 0);

@@ -205,6 +205,19 @@ def test_absurd_thetas(kt, log: Path, theta: dict[str, Any], says: str) -> None:
     assert not Path("k.c").exists()
 
 
+def test_a_log_of_another_version_of_the_space(kt, log: Path) -> None:
+    def change(lines: Lines) -> None:
+        lines[0]["spaces"] = ["0" * 16]
+        for line in lines:
+            if line["type"] == "trial":
+                line["theta"].update({"tile": {}})
+            for entry in line.get("entries", ()) if line["type"] == "batch" else ():
+                entry["knobs"].update({"tile": {}})
+
+    edit(log, change)
+    assert kt("apply", log).refused("was measured in another version of this space: ")
+
+
 @pytest.mark.parametrize(
     "content",
     [

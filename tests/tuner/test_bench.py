@@ -61,7 +61,7 @@ def test_what_is_refused(kt: Any, log: Path) -> None:
 
 def test_rows() -> None:
     workload = parse(REAL)
-    samples = {"tuned": (2.0, 4.0, 2.0), "default": (5.0,), "torch": (6.0,), "lt": (3.0,)}
+    samples = {"tuned": (2.0, 2.1, 2.0), "default": (5.0,), "torch": (6.0,), "lt": (3.0,)}
     row = bench.Row(workload, CUDA_TARGETS["h200"], samples, {"lt": "cuBLASLt\x1b 13"})
     failed = bench.Row(workload, CUDA_TARGETS["h200"], failure="crash: SIGSEGV")
     assert (row.ours, row.opponent, row.ratio) == ("tuned", "lt", 1.5)
@@ -71,6 +71,9 @@ def test_rows() -> None:
     assert "NVIDIA H200 (sm_90a, 132 SMs); medians, interleaved in one process, rested" in lines[0]
     assert lines[1].split()[:5] == ["workload", "tuned", "default", "torch", "lt"]
     assert "1.50x" in lines[2] and len(lines) == 5 and "\x1b" not in "".join(lines)
+    noisy = bench.Row(workload, CUDA_TARGETS["h200"], {**samples, "tuned": (2.0, 4.0, 2.0)})
+    line = bench._table([noisy], True)[2]
+    assert "unstable (2–4 µs)" in line and line.endswith("–")
     assert [r["failure"] for r in bench._json([row, failed], False)["rows"]] == [
         "", "crash: SIGSEGV",
     ]  # fmt: skip

@@ -151,6 +151,6 @@ def test_commands(kt: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert kt(*words, "--build-only", "-o", "b", "--bundle", "c").refused("a new bundle")
     assert kt(*words[:3], "--build-only", "-o", "b", "--target", "cuda").refused("name the GPU")
     ran = kt(*words, "--build-only", "-o", "b", "--batch-size", "2")  # the fake compiles to nothing
-    assert ran.code == 0 and "wrote b: 2 kernels of 1 batches for cpu" in ran.out
+    assert ran.code == 0 and "wrote b: 2 kernels of 1 batch for cpu" in ran.out
     assert kt(*words, "--gpus", "0,x").refused("accepts GPU numbers like 0,1")
     assert kt(*words, "--gpus", "1,1").refused("names a GPU twice")

@@ -123,6 +123,16 @@ def test_a_long_sample_time_extends_the_limit_of_a_run(own_cache: Path) -> None:
     assert isinstance(found, Timing), found
 
 
+def test_a_runner_lives_within_the_limits_of_its_caller(tmp_path: Path) -> None:
+    words = "tune gemm 8x8x8 --dtype fp32 --target cpu --trials 2 --quiet --log a.jsonl"
+    kt = f"{sys.executable} -c 'from kt.tuner.cli import main; main()' {words}"
+    done = subprocess.run(
+        ["/bin/bash", "-c", f"ulimit -f 20000 -d 2000000 && {kt}"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done
+
+
 # -- compilers ------------------------------------------------------------------------------
 
 _FULL = 'echo "/usr/bin/ld: final link failed: No space left on device"; exit 1'

@@ -18,7 +18,7 @@ from .buffers import ALIGN, Guarded, RotatingSets
 from .check import Checker, Verified
 from .environment import current_clock_mhz
 from .interleave import Spoilt, interleave
-from .load import LoadedKernel, Refused, loaded
+from .load import LoadedKernel, Refused, loaded, within
 from .probe import cold_evidence, measure_bound
 from .reference import load_dataset, make_dataset
 from .serve import report
@@ -82,7 +82,8 @@ class CpuRunner:
     def __init__(self, target: Target, library: str) -> None:
         self._target = target
         self._memory = int(MEMORY_SHARE * target.memory_bytes)
-        limit = self._memory + _reserved_bytes()
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = within(self._memory + _reserved_bytes(), hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         try:
             self._native = native(Path(library))

@@ -52,6 +52,11 @@ class LoadedKernel:
         libc.dlclose(self._library._handle)
 
 
+def within(limit: int, hard: int) -> int:
+    """The limit, or the hard one (of `getrlimit`) where that is lower."""
+    return limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+
+
 @contextmanager
 def loaded(path: str | Path) -> Iterator[LoadedKernel]:
     """A kernel while it is in use; what it may write to files (its output's log too) is bounded.
@@ -59,7 +64,7 @@ def loaded(path: str | Path) -> Iterator[LoadedKernel]:
     Raises Refused for a binary that cannot be loaded.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_LOG_BYTES, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (within(_LOG_BYTES, hard), hard))
     try:
         kernel = LoadedKernel(str(path))
         try:
