@@ -97,7 +97,8 @@ static void emu_enter() {
     _longjmp(emu_scheduler, 1);
 }
 static void emu_run_block(int threads, const std::function<void()> &body) {
-    static u8 *stacks = (u8 *)malloc((size_t)EMU_STACK * EMU_THREADS);
+    // Freed at the end: the libraries of many kernels stay loaded, and a process cannot fork with all their stacks.
+    u8 *const stacks = (u8 *)malloc((size_t)EMU_STACK * threads);
     memset(kt_shared, 0xff, sizeof kt_shared);
     emu_body = &body, emu_count = threads, emu_block = {threads, 0, 0};
     for (int i = 0; i < threads / 32; i++) emu_warps[i].barrier = {32, 0, 0};
@@ -127,6 +128,7 @@ static void emu_run_block(int threads, const std::function<void()> &body) {
             if (emu_fibers[emu_thread].done) left--;
         }
     }
+    free(stacks);
 }
 
 static inline void __syncthreads() { emu_wait(emu_block); }
