@@ -95,6 +95,27 @@ def summary() -> str:
     return "\n".join(lines)
 
 
+def search() -> str:
+    """Mean scores of the strategies that ran on every recorded space with all seeds."""
+    rows = json.loads((HERE / "results" / "search.json").read_text())["rows"]
+    spaces, seeds = {row["space"] for row in rows}, max(row["seeds"] for row in rows)
+    by_strategy: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_strategy.setdefault(row["strategy"], []).append(row)
+    found = []
+    for name, mine in by_strategy.items():
+        if {row["space"] for row in mine} == spaces and all(row["seeds"] == seeds for row in mine):
+            means = [
+                statistics.fmean(row[x] for row in mine) for x in ("score", "at_100", "at_400")
+            ]
+            worst = min(row["score"] for row in mine)
+            found.append((means[0], f"| {name} | **{means[0]:.2f}** | {worst:.2f} "
+                          f"| {means[1]:.3f} | {means[2]:.3f} |"))  # fmt: skip
+    head = f"| strategy ({seeds} seeds, {len(spaces)} spaces) | mean score | worst space "
+    lines = [head + "| of the optimum at 100 | at 400 |", "|---|---:|---:|---:|---:|"]
+    return "\n".join(lines + [text for _, text in sorted(found, reverse=True)])
+
+
 def results() -> str:
     """All of RESULTS.md: every class that was measured, row by row."""
     parts = [
@@ -114,7 +135,7 @@ def results() -> str:
 
 def rendered(text: str) -> str:
     """`text` with every marked table replaced by the current one."""
-    for name, make in {"summary": summary, "ablation": knobs.table}.items():
+    for name, make in {"summary": summary, "search": search, "ablation": knobs.table}.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if begin in text:
             pattern = re.escape(begin) + ".*?" + re.escape(end)

@@ -27,10 +27,15 @@ KT_DEVICE float kt_quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-// tanh(x) = 1 - 2 / (1 + e^2x), off by less than 1e-6.
+// tanh(x) = 1 - 2 / (1 + e^2x), off by less than 1e-6. Where that, times a large cap, would show in the logits, small x
+// take the series: its next term is below 4e-7 of the result.
 KT_DEVICE float kt_cap(float s) {
     constexpr float INNER = (float)(SOFTCAP ? 2 * LOG2_E * KT_SCALE / KT_SOFTCAP : 0), OUTER = (float)(KT_SOFTCAP * LOG2_E);
-    return OUTER - 2 * OUTER * kt_reciprocal_fast(1 + kt_exp2_fast(s * INNER));
+    const float whole = OUTER - 2 * OUTER * kt_reciprocal_fast(1 + kt_exp2_fast(s * INNER));
+    if (KT_SOFTCAP <= 128) return whole;
+    const float x = s * (float)(SOFTCAP ? KT_SCALE / KT_SOFTCAP : 0), y = x * x;
+    const float close = OUTER * x * (1 + y * (-1.0f / 3 + y * (2.0f / 15 - y * (17.0f / 315))));
+    return y < 0.0625f ? close : whole;
 }
 
 // Which keys the rows of a warp see. Rows that are neighbouring queries: one number is enough for all of a lane's rows.
