@@ -109,16 +109,23 @@ def register_limit(target: Target, threads: Any, blocks: Any) -> Any:
     return np.minimum(limit, MAX_REGISTERS)
 
 
-def residency_rules(
-    target: Target,
-    threads: Callable[[Columns], Any],
-    shared: Callable[[Columns], Any],
-    registers: Callable[[Columns], Any],
-) -> list[Rule]:
-    """CTAs must fit the SM as often as knob `blocks` promises, without spilling."""
+def grid_rule(ctas: Callable[[Columns], Any]) -> Rule:
+    """A launch has so many CTAs at most."""
+    return rule(
+        "grid",
+        lambda v: ctas(v) <= MAX_BLOCKS,
+        lambda v: f"{ctas(v)} CTAs exceed {MAX_BLOCKS}",
+    )
+
+
+def residency_rules(target: Target, plan: Callable[[Any], Any]) -> list[Rule]:
+    """CTAs must fit the SM as often as knob `blocks` promises, without spilling.
+
+    `plan` says what knob values imply: its `threads`, `shared_bytes` and `registers` are read.
+    """
 
     def limit(v: Any) -> Any:
-        return register_limit(target, threads(v), v["blocks"])
+        return register_limit(target, plan(v).threads, v["blocks"])
 
     def shared_limit(v: Any) -> Any:
         each = target.shared_bytes_sm // v["blocks"] - CTA_SHARED_BYTES
@@ -127,21 +134,23 @@ def residency_rules(
     return [
         rule(
             "shared",
-            lambda v: shared(v) <= shared_limit(v),
+            lambda v: plan(v).shared_bytes <= shared_limit(v),
             lambda v: (
-                f"shared memory {int(shared(v))} B exceeds {int(shared_limit(v))} B of "
+                f"shared memory {int(plan(v).shared_bytes)} B exceeds {int(shared_limit(v))} B of "
                 f"{target.arch} with {v['blocks']} CTAs an SM"
             ),
         ),
         rule(
             "threads",
-            lambda v: threads(v) * v["blocks"] <= target.threads_sm,
-            lambda v: f"{int(threads(v) * v['blocks'])} threads exceed {target.threads_sm} an SM",
+            lambda v: plan(v).threads * v["blocks"] <= target.threads_sm,
+            lambda v: (
+                f"{int(plan(v).threads * v['blocks'])} threads exceed {target.threads_sm} an SM"
+            ),
         ),
         rule(
             "registers",
-            lambda v: registers(v) <= limit(v),
-            lambda v: f"about {int(registers(v))} registers a thread exceed {int(limit(v))}",
+            lambda v: plan(v).registers <= limit(v),
+            lambda v: f"about {int(plan(v).registers)} registers a thread exceed {int(limit(v))}",
         ),
     ]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kt.spaces.cuda import (
-    MAX_BLOCKS,
     Floats,
+    grid_rule,
     occupancy,
     register_limit,
     residency_rules,
@@ -120,17 +120,8 @@ class AttentionMma(Family):
                 lambda v: (v["heads"] == 1) | (plan(v).m_blocks > 1),
                 "with one tile of queries a head, heads are one line, which has one order",
             ),
-            rule(
-                "grid",
-                lambda v: plan(v).blocks <= MAX_BLOCKS,
-                lambda v: f"{plan(v).blocks} CTAs exceed {MAX_BLOCKS}",
-            ),
-            *residency_rules(
-                target,
-                lambda v: plan(v).threads,
-                lambda v: plan(v).shared_bytes,
-                lambda v: plan(v).registers,
-            ),
+            grid_rule(lambda v: plan(v).blocks),
+            *residency_rules(target, plan),
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from kt.spaces.cuda import (
-    MAX_BLOCKS,
     Floats,
     early_launch,
+    grid_rule,
     occupancy,
     register_limit,
     residency_rules,
@@ -140,17 +140,8 @@ class AttentionSplitKv(Family):
                 lambda v: (np.asarray(v["warm"]) * 1 == 0) | (np.asarray(v["early"]) * 1 == 1),
                 "only a kernel that starts early has time to warm L2",
             ),
-            rule(
-                "grid",
-                lambda v: plan(v).tiles * v["splits"] <= MAX_BLOCKS,
-                lambda v: f"{plan(v).tiles * v['splits']} CTAs exceed {MAX_BLOCKS}",
-            ),
-            *residency_rules(
-                target,
-                lambda v: plan(v).threads,
-                lambda v: plan(v).shared_bytes,
-                lambda v: plan(v).registers,
-            ),
+            grid_rule(lambda v: plan(v).tiles * v["splits"]),
+            *residency_rules(target, plan),
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from kt.spaces.cuda import (
-    MAX_BLOCKS,
     VECTOR,
     Floats,
     alignment,
     early_knob,
     element_bytes,
+    grid_rule,
     occupancy,
     output_bytes,
     register_limit,
@@ -198,17 +198,8 @@ class Conv2dDirect(Family):
                 lambda v: ~np.asarray(v["rows"], dtype=bool) | (plan(v).unrolled <= _MOST_UNROLLED),
                 lambda v: f"{plan(v).unrolled} unrolled multiply-adds exceed {_MOST_UNROLLED}",
             ),
-            rule(
-                "grid",
-                lambda v: plan(v).blocks <= MAX_BLOCKS,
-                lambda v: f"{plan(v).blocks} CTAs exceed {MAX_BLOCKS}",
-            ),
-            *residency_rules(
-                target,
-                lambda v: plan(v).threads,
-                lambda v: plan(v).shared_bytes,
-                lambda v: plan(v).registers,
-            ),
+            grid_rule(lambda v: plan(v).blocks),
+            *residency_rules(target, plan),
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:

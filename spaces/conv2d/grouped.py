@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kt.spaces.cuda import (
-    MAX_BLOCKS,
     Floats,
     early_knob,
     element_bytes,
+    grid_rule,
     occupancy,
     register_limit,
     residency_rules,
@@ -215,17 +215,8 @@ class Conv2dGrouped(Family):
                 lambda v: (plan(v).c_blocks > 1) | (np.asarray(v["first"]) == "channels"),
                 "all channels are in one CTA: pixels have one order",
             ),
-            rule(
-                "grid",
-                lambda v: plan(v).blocks <= MAX_BLOCKS,
-                lambda v: f"{plan(v).blocks} CTAs exceed {MAX_BLOCKS}",
-            ),
-            *residency_rules(
-                target,
-                lambda v: plan(v).threads,
-                lambda v: plan(v).shared_bytes,
-                lambda v: plan(v).registers,
-            ),
+            grid_rule(lambda v: plan(v).blocks),
+            *residency_rules(target, plan),
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from kt.spaces.cuda import (
-    MAX_BLOCKS,
     Floats,
     acc_bytes,
     alignment,
     epilogue_defines,
+    grid_rule,
     output_bytes,
     refuses_cuda,
     rule,
@@ -90,11 +90,7 @@ def split_rules(blocks: Callable[[Columns], Any], k_tiles: Callable[[Columns], A
             lambda v: (v["split_k"] > 1) | (v["split_mode"] == SPLIT_MODES[0]),
             lambda v: f"without split-K its mode is {SPLIT_MODES[0]}",
         ),
-        rule(
-            "grid",
-            lambda v: blocks(v) * v["split_k"] <= MAX_BLOCKS,
-            lambda v: f"{blocks(v) * v['split_k']} CTAs exceed {MAX_BLOCKS}",
-        ),
+        grid_rule(lambda v: blocks(v) * v["split_k"]),
     ]
 
 

@@ -151,12 +151,7 @@ def tile_rules(w: Gemm, target: Target, plan: Callable[[Any], Plan]) -> list[Rul
         *raster_rules(lambda v: plan(v).m_blocks, lambda v: plan(v).n_blocks),
         *split_rules(lambda v: plan(v).blocks, lambda v: plan(v).k_tiles),
         split_waves_rule(target, lambda v: plan(v).blocks),
-        *residency_rules(
-            target,
-            lambda v: plan(v).threads,
-            lambda v: plan(v).shared_bytes,
-            lambda v: plan(v).registers,
-        ),
+        *residency_rules(target, plan),
     ]
 
 

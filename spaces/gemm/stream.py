@@ -249,12 +249,7 @@ class GemmStream(Family):
                 "only a kernel that starts early has time to warm L2",
             ),
             *split_rules(lambda v: plan(v).blocks, lambda v: s.steps),
-            *residency_rules(
-                target,
-                lambda v: plan(v).threads,
-                lambda v: plan(v).shared_bytes,
-                lambda v: plan(v).registers,
-            ),
+            *residency_rules(target, plan),
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:

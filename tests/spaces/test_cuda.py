@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -43,7 +45,8 @@ def test_occupancy_is_the_scarcest_of_three_and_at_least_one() -> None:
 def test_residency_rules_name_the_number_that_is_exceeded() -> None:
     def broken(blocks: int, threads: int, shared: int, registers: int) -> dict[str, str]:
         values = {"blocks": blocks}
-        rules = cuda.residency_rules(H200, lambda v: threads, lambda v: shared, lambda v: registers)
+        plan = SimpleNamespace(threads=threads, shared_bytes=shared, registers=registers)
+        rules = cuda.residency_rules(H200, lambda v: plan)
         columns = {"blocks": np.array([blocks])}
         return {r.name: r.why(values) for r in rules if not bool(np.all(r.ok(columns)))}
 
