@@ -15,6 +15,7 @@ import gemm_cases
 import msgspec
 import numpy as np
 import pytest
+from explained import check_rules_and_features
 from nvrtc_limits import check_limits
 from nvrtc_ptx import ptx_of
 
@@ -153,13 +154,7 @@ def test_rules_explain_themselves_and_features_are_finite(family: str) -> None:
     rng = np.random.default_rng(5)
     for i in range(4):
         space = Space(_named(family, i, rng), CUDA_TARGETS["h200"], [FAMILIES[family]])
-        part = space.parts[0]
-        points = part.draw(rng, 2000)
-        reasons = {part.why_illegal(int(p)) for p in points[~part.legal(points)][:200]}
-        assert all(reason and len(reason) > 15 for reason in reasons)
-        values = part.columns(part.indices(points[part.legal(points)]))
-        derived = part.family.derive(space.workload, space.target, values)
-        assert all(np.isfinite(column).all() for column in derived.values())
+        derived = check_rules_and_features(space, rng)
         assert json.dumps({name: column.tolist()[:1] for name, column in derived.items()})
 
 

@@ -12,6 +12,7 @@ import gemm_cases
 import msgspec
 import numpy as np
 import pytest
+from explained import check_rules_and_features
 from nvrtc_limits import check_limits
 from nvrtc_ptx import ptx_of
 
@@ -105,13 +106,7 @@ def test_every_benchmark_shape_has_a_legal_default_everywhere(family: str) -> No
 def test_rules_explain_themselves_and_features_are_finite(family: str) -> None:
     rng = np.random.default_rng(5)
     for space, _, _ in _draws(family, 11, 6, LARGE):
-        part = space.parts[0]
-        points = part.draw(rng, 2000)
-        reasons = {part.why_illegal(int(p)) for p in points[~part.legal(points)][:200]}
-        assert all(reason and len(reason) > 15 for reason in reasons)
-        values = part.columns(part.indices(points[part.legal(points)]))
-        derived = part.family.derive(space.workload, space.target, values)
-        assert all(np.isfinite(column).all() for column in derived.values())
+        check_rules_and_features(space, rng)
 
 
 def test_families_say_what_they_cannot_serve() -> None:
