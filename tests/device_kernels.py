@@ -114,7 +114,7 @@ def check(cases: Sequence[Case], arch: str, judge: Judge, pool: Executor | None 
         print(f"{family:10} {dtype:6} {len(errors):8} {max(errors):12.3g}")
     print(f"{refused} of {len(cases)} spill registers and are refused")
     assert not failures, f"{len(failures)} of {len(cases)} kernels are wrong"
-    assert 50 * refused <= len(cases)
+    assert refused <= max(1, len(cases) // 50)
     return sum(map(len, table.values()))
 
 

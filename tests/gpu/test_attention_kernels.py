@@ -48,7 +48,7 @@ EDGES = {
 
 
 def _cases(family: str, target: Target) -> list[Case]:
-    cases = []
+    found = []
     edges = [e for e in EDGES[family] for _ in range(POINTS_OF_EDGES)]
     for i in range(DRAWS[family] + len(edges)):
         rng = np.random.default_rng([2027, i, len(family)])
@@ -61,12 +61,16 @@ def _cases(family: str, target: Target) -> list[Case]:
         space = Space(w, target, [FAMILIES[family]])
         default = i % 10 == 0 or (i >= DRAWS[family] and (i - DRAWS[family]) % POINTS_OF_EDGES == 0)
         point = int(space.defaults()[0]) if default else int(space.sample(rng, 1)[0])
-        cases.append(Case(space.kernel(point), i))
-    return cases
+        found.append(Case(space.kernel(point), i))
+    return found
+
+
+def cases(target: Target) -> list[Case]:
+    """The kernels of all families, drawn and at edges."""
+    return [case for family in FAMILIES for case in _cases(family, target)]
 
 
 def test_random_kernels_agree_with_float64(tmp_path: Path) -> None:
     target = device_target()
-    cases = [case for family in FAMILIES for case in _cases(family, target)]
     judge = Judged(load_oracle(target.arch, tmp_path), tmp_path)
-    assert check(cases, target.arch, judge) >= 300
+    assert check(cases(target), target.arch, judge) >= 300
