@@ -75,10 +75,14 @@ class Bench:
     def one(self) -> BenchmarkClass:
         return CLASSES[self.name]
 
+    def packed_log(self, workload: Workload) -> Path:
+        """Where the workload's compressed log is, or will be."""
+        return HERE / "logs" / f"{self.name}-{slug(str(workload))}.jsonl.gz"
+
     def tuned_log(self, workload: Workload, again: bool = False) -> Path:
         """The compressed log of a finished tuning run, made when it is missing."""
-        log = HERE / "logs" / f"{self.name}-{slug(str(workload))}.jsonl"
-        packed = log.with_suffix(".jsonl.gz")
+        packed = self.packed_log(workload)
+        log = packed.with_suffix("")
         if packed.exists() and not again:
             return packed
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -130,18 +130,18 @@ def median(samples: Sequence[float]) -> float:
     return round(statistics.median(samples), 3)
 
 
-def packed(name: str, device: str, folder: Path) -> Path:
+def packed(name: str, device: str, folder: Path, unmeasured: Iterable[Path] = ()) -> Path:
     """Writes one archive of a class's results and logs, with paths below `benchmarks/`.
 
-    `tar -xzf ARCHIVE -C benchmarks` puts them in place.
+    Logs that have no row yet are `unmeasured`. `tar -xzf ARCHIVE -C benchmarks` puts all in place.
     """
     archive = folder / f"{name}.tar.gz"
     results = HERE / "results" / device / f"{name}.json"
-    rows = json.loads(results.read_text())["rows"]
-    logs = sorted({HERE.parent / row["log"] for row in rows})
+    rows = json.loads(results.read_text())["rows"] if results.exists() else []
+    logs = sorted({*unmeasured, *(HERE.parent / row["log"] for row in rows)})
     draft = archive.with_suffix(".tmp")
     with tarfile.open(draft, "w:gz") as tar:
-        for path in (results, *logs):
+        for path in (*([results] if rows else []), *logs):
             tar.add(path, str(path.relative_to(HERE)))
     os.replace(draft, archive)
     return archive

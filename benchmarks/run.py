@@ -110,11 +110,12 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
         except (NoResult, KtError) as why:
             missing.append(f"{text}: {why}")
             print(missing[-1], flush=True)
-            continue
-        results.add(row)
-        print(line(results.rows[text]), flush=True)
+        else:
+            results.add(row)
+            print(line(results.rows[text]), flush=True)
         if given.out:
-            packed(bench.name, given.device, given.out)
+            logs = map(bench.packed_log, map(parse, bench.one.workloads))
+            packed(bench.name, given.device, given.out, filter(Path.exists, logs))
     return missing
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kt.logs.record import Failure, Timing
-from kt.tuner.backend.cpu import Ran
+from kt.tuner.backend.cpu import Compared, Ran
+from kt.tuner.backend.cuda import opponent_stage
 from kt.tuner.backend.driver import LOST, CudaError, sticky
 from kt.tuner.backend.serve import report
 
@@ -40,6 +41,19 @@ class FakeCudaRunner:
             return Ran(Timing((5.0,), 5.0), 0.1, 0.1)
         self._lost = code if sticky(code) or code in LOST else 0
         return Ran(Failure(_kind(code), "check", f"cuCtxSynchronize failed: {code}"), 0.1, 0.0)
+
+    def compare(
+        self, programs: Any, text: str, seed: int, seconds: float, vendor: bool,
+        opponents: tuple[str, ...], rested: bool,
+    ) -> Compared:  # fmt: skip
+        """Takes as long to make an opponent as its name says, and as long to load a program."""
+        for i, program in enumerate(programs):
+            report(str(i))
+            time.sleep(float(Path(program.path).name))
+        for name in opponents:
+            report(opponent_stage(name))
+            time.sleep(float(name))
+        return Compared(((1.0,),) * len(programs), opponents={name: (1.0,) for name in opponents})
 
 
 def _kind(code: int) -> Any:

@@ -14,7 +14,7 @@ from kt.spaces.errors import KtError
 from kt.spaces.kernel import Launch
 from kt.spaces.target import CUDA_TARGETS
 from kt.tuner.backend.build import Binary
-from kt.tuner.backend.cpu import Ran
+from kt.tuner.backend.cpu import Compared, Ran
 from kt.tuner.backend.cuda_host import CudaHost
 from kt.tuner.backend.worker import Done, Worker
 
@@ -57,6 +57,7 @@ CODES = (
     (46, "device_lost", True), (100, "device_lost", True), (214, "device_lost", True),
     (220, "device_lost", True), (226, "device_lost", True), (802, "device_lost", True),
     (2, "out_of_memory", False), (1, "launch_error", False), (209, "launch_error", False),
+    (500, "launch_error", False),
     (701, "launch_error", False), (801, "launch_error", False), (912, "launch_error", False),
 )  # fmt: skip
 
@@ -82,6 +83,22 @@ def test_a_hang_and_a_kill_cost_one_trial(host: CudaHost) -> None:
         assert isinstance(failed, Failure)
         assert (failed.failure, failed.stage, failed.message) == (kind, "check", message)
         assert isinstance(run(host, "right").outcome, Timing) and pid(host) != before
+
+
+def compared(host: CudaHost, what: str, opponents: tuple[str, ...]) -> Compared:
+    binary = Binary(Path(what), BuildFacts(0.1, what), 0.1, launches=(Launch("k"),))
+    return host.compare((binary,), WORKLOAD, 0, 1.0, False, opponents)
+
+
+def test_an_opponent_may_tune_itself_longer_than_a_kernel_may_run(
+    host: CudaHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert compared(host, "0", ("0.1", "1.3")).opponents.keys() == {"0.1", "1.3"}
+    slow = compared(host, "1.3", ())
+    assert (slow.failed, slow.failure) == (0, "run_timeout: no result within 1 s: killed")
+    monkeypatch.setattr(CudaHost, "PREPARE_SECONDS", 1.0)
+    with pytest.raises(KtError, match=r"'compare', opponent 1\.3: run_timeout"):
+        compared(host, "0", ("1.3",))
 
 
 def test_a_driver_s_error_of_no_kernel_is_one_line_and_a_new_process(host: CudaHost) -> None:

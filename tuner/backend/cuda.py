@@ -386,16 +386,15 @@ class CudaRunner:
     ) -> tuple[dict[str, Opponent], dict[str, str]]:
         """Opponents in the order in which they are timed, and why others cannot take part.
 
-        The vendor library's name is empty. Some tune themselves for minutes when made: their stage
-        has no kernel's time limit.
+        The vendor library's name is empty.
         """
         found: dict[str, Opponent] = {}
         absent: dict[str, str] = {}
-        report("opponent")
+        report(opponent_stage())
         if vendor and (library := vendor_library(held.workload, held.sets.arguments)):
             found[""] = library
         for name in names:
-            report(f"opponent {name}")
+            report(opponent_stage(name))
             try:
                 found[name] = OPPONENTS[name](
                     held.workload, held.sets.arguments, self._device.stream
@@ -440,6 +439,11 @@ def _kind(code: int) -> FailureKind:
     if code in LOST:
         return "device_lost"
     return "crash" if sticky(code) else "launch_error"
+
+
+def opponent_stage(name: str = "") -> str:
+    """The stage in which an opponent is made; some tune themselves then, for minutes."""
+    return f"opponent {name}".rstrip()
 
 
 def lost_context(failure: Failure) -> bool:

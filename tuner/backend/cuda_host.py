@@ -14,7 +14,7 @@ from kt.spaces.workload import Workload
 from .build import Binary
 from .check import Verified
 from .cpu import Compared, Ran
-from .cuda import CudaRunner, lost_context
+from .cuda import CudaRunner, lost_context, opponent_stage
 from .cuda_data import SOURCE, needed_bytes
 from .cuda_program import Program
 from .driver import CudaError
@@ -122,6 +122,7 @@ class CudaHost(RunnerHost):
         """
         count = len(binaries) + 1 + len(opponents)
         limits = {str(i): self._settings.run_timeout for i in range(count)}
+        limits |= dict.fromkeys(map(opponent_stage, ("", *opponents)), self.PREPARE_SECONDS)
         programs = tuple(map(_program, binaries))
         compared = self._compare(
             programs, str(workload), data, seconds, vendor, tuple(opponents), rested, limits=limits

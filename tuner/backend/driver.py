@@ -14,8 +14,8 @@ from kt.spaces.errors import TargetError, ToolchainError
 from kt.spaces.kernel import MAP_SWIZZLES, MAP_TYPES, Launch, TensorMap
 
 OUT_OF_MEMORY = 2
-REFUSED = frozenset({1, 8, 9, 98, 200, 209, 218, 300, 701, 720, 801, 912})
-"""Codes of a launch that the driver refused; the context lives on."""
+REFUSED = frozenset({1, 8, 9, 98, 200, 209, 218, 300, 500, 701, 720, 801, 912})
+"""Codes of a module or launch that the driver refused; the context lives on."""
 LOST = frozenset({46, 100, 101, 214, 220, 226, 802})
 """Codes that are the device's fault, not the kernel's, or that say that it is gone."""
 

@@ -113,15 +113,17 @@ class RunnerHost:
     def _compare(self, *args: object, limits: Mapping[str, float]) -> Compared:
         """Times binaries interleaved; the one that fails is named and spoils the comparison.
 
-        `limits` are seconds by the number of the binary that is loaded.
+        `limits` are seconds by stage; that of a binary is its number.
         """
         ended = self._call("compare", *args, limits=limits)
         if isinstance(ended, Done):
             assert isinstance(ended.value, Compared)
             return ended.value
         assert isinstance(ended, Died | TimedOut)
-        if ended.stage not in limits:  # before the first kernel was loaded
-            raise TargetError(f"the runner process ended in 'compare': {_reason(ended)}")
+        if not ended.stage.isdecimal():  # no kernel ran: data or an opponent was being made
+            raise TargetError(
+                f"the runner process ended in 'compare', {ended.stage}: {_reason(ended)}"
+            )
         return Compared((), int(ended.stage), _reason(ended))
 
 
