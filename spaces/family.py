@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,24 @@ from .target import Target
 from .theta import Theta, Value
 from .workload import Workload
 
+T = TypeVar("T")
+
 Columns = Mapping[str, NDArray[Any]]
 """Knob values of a batch of points by short knob name, one array element a point."""
+
+
+def once(plan: Callable[[Any], T]) -> Callable[[Any], T]:
+    """`plan`, asked again only for other columns: rules judge the same ones, one after another."""
+    last: tuple[Any, T] | None = None
+
+    def remembered(values: Any) -> T:
+        nonlocal last
+        held = last  # read once: another thread may judge other columns
+        if held is None or held[0] is not values:
+            held = last = values, plan(values)
+        return held[1]
+
+    return remembered
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .errors import SpaceError
 from .family import Columns, Family
 from .kernel import Kernel
+from .legality import Digits, Legality
 from .target import Target
 from .theta import Theta, Value, theta_from_flat
 from .workload import Workload
@@ -68,11 +69,9 @@ class FamilySpace:
         names = [knob.name for knob in self.knobs]
         if len(set(names)) != len(names):
             raise ValueError(f"{family.name}: short knob names repeat")
-        self.position = {name: i for i, name in enumerate(names)}
-        self._sizes = np.array(sizes, dtype=np.int64)
-        strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-        self._strides = np.array(strides, dtype=np.int64)
-        self._values = [knob.values for knob in self.knobs]
+        digits = Digits(self.knobs)
+        self._sizes, self._strides, self._values = digits.sizes, digits.strides, digits.values
+        self._legality = Legality(digits, self.rules)
         self._movable = np.flatnonzero(self._sizes > 1)
 
     @cached_property
@@ -98,21 +97,7 @@ class FamilySpace:
         }
 
     def legal(self, points: Points) -> NDArray[np.bool_]:
-        ok = np.zeros(len(points), dtype=bool)
-        rows, values = np.arange(len(points)), _LazyColumns(self, points)
-        for rule in self.rules:
-            kept = rule.ok(values)
-            if not kept.all():
-                # Later rules look at what is left: in a sparse space that is soon very little.
-                rows, values = rows[kept], values.where(kept)
-        ok[rows] = True
-        return ok
-
-    def column(self, which: int, points: Points) -> NDArray[Any]:
-        """Values of knob number `which`."""
-        index = points // self._strides[which] % self._sizes[which]
-        column: NDArray[Any] = self._values[which][index]
-        return column
+        return self._legality.legal(points)
 
     def move(self, points: Points, rng: np.random.Generator) -> Points:
         """One knob of each point moved one step (legality not looked at)."""
@@ -183,31 +168,6 @@ class FamilySpace:
             if not bool(rule.ok(values)[0]):
                 return rule.why(scalars)
         return None
-
-
-class _LazyColumns(Mapping[str, NDArray[Any]]):
-    """Knob values of points by short name, worked out when a rule asks for them."""
-
-    def __init__(self, part: FamilySpace, points: Points) -> None:
-        self._part, self._points = part, points
-        self._known: dict[str, NDArray[Any]] = {}
-
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        if name not in self._known:
-            self._known[name] = self._part.column(self._part.position[name], self._points)
-        return self._known[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._part.position)
-
-    def __len__(self) -> int:
-        return len(self._part.position)
-
-    def where(self, kept: NDArray[np.bool_]) -> _LazyColumns:
-        """The columns of the kept points."""
-        left = _LazyColumns(self._part, self._points[kept])
-        left._known = {name: column[kept] for name, column in self._known.items()}
-        return left
 
 
 class Space:

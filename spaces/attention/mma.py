@@ -17,7 +17,7 @@ from kt.spaces.cuda import (
     rule,
 )
 from kt.spaces.extents import until_covered
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -81,6 +81,7 @@ class AttentionMma(Family):
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_attention(workload)
 
+        @once
         def plan(v: Any) -> Plan:
             return Plan(w, v)
 

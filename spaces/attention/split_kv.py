@@ -17,7 +17,7 @@ from kt.spaces.cuda import (
     residency_rules,
     rule,
 )
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -89,6 +89,7 @@ class AttentionSplitKv(Family):
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_attention(workload)
 
+        @once
         def plan(v: Any) -> SplitPlan:
             return SplitPlan(w, v)
 

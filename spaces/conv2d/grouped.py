@@ -20,7 +20,7 @@ from kt.spaces.cuda import (
     rule,
 )
 from kt.spaces.extents import ceil_div, round_up
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -176,6 +176,7 @@ class Conv2dGrouped(Family):
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_conv(workload)
 
+        @once
         def plan(v: Any) -> _Plan:
             return _Plan(w, v)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kt.spaces.cuda import Floats, element_bytes, rule
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
 from kt.spaces.gemm.mma_default import default_values
 from kt.spaces.gemm.mma_plan import operands
@@ -79,6 +79,7 @@ class Conv2dMma(Family):
         w, product = with_product(workload)
         repacked = [g.name for g in gathers(w) if g.repacked]
 
+        @once
         def plan(v: Columns) -> ConvPlan:
             return ConvPlan(w, product, v)
 

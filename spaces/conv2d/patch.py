@@ -11,7 +11,7 @@ import numpy as np
 
 from kt.spaces.cuda import VECTOR, Floats, alignment, element_bytes, rule
 from kt.spaces.extents import ceil_div, round_up
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
 from kt.spaces.gemm.mma_default import default_values
 from kt.spaces.gemm.mma_plan import Operand, Plan
@@ -153,6 +153,7 @@ class Conv2dPatch(Family):
         w, product = with_product(workload)
         channels, taps = group_channels(w), w.r * w.s
 
+        @once
         def plan(v: Columns) -> _PatchPlan:
             return _PatchPlan(w, product, v)
 

@@ -39,10 +39,36 @@ class HopperPlan:
     def __init__(self, w: Gemm, target: Target, values: Mapping[str, Any]) -> None:
         self.w, self.target, self.v = w, target, values
         self.a, self.b = operands(w)
-        self.bm, self.bn, self.bk = values["bm"], values["bn"], values["bk"]
-        self.consumers, self.blocks_sm = values["consumers"], values["blocks"]
-        self.pingpong = np.asarray(values["pingpong"])
-        self.persistent = np.asarray(values["persistent"])
+
+    # -- knobs, looked at only by what depends on them ----------------------------------------
+
+    @property
+    def bm(self) -> Any:
+        return self.v["bm"]
+
+    @property
+    def bn(self) -> Any:
+        return self.v["bn"]
+
+    @property
+    def bk(self) -> Any:
+        return self.v["bk"]
+
+    @property
+    def consumers(self) -> Any:
+        return self.v["consumers"]
+
+    @property
+    def blocks_sm(self) -> Any:
+        return self.v["blocks"]
+
+    @property
+    def pingpong(self) -> Any:
+        return np.asarray(self.v["pingpong"])
+
+    @property
+    def persistent(self) -> Any:
+        return np.asarray(self.v["persistent"])
 
     # -- threads and registers --------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kt.spaces.cuda import Floats
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob
 from kt.spaces.target import Target
@@ -42,7 +42,7 @@ class GemmMma(Family):
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_gemm(workload)
-        return tile_rules(w, target, lambda v: Plan(w, v))
+        return tile_rules(w, target, once(lambda v: Plan(w, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         w = as_gemm(workload)

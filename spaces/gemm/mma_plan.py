@@ -79,7 +79,14 @@ class Plan:
     def __init__(self, w: Gemm, values: Mapping[str, Any]) -> None:
         self.w, self.v = w, values
         self.a, self.b = operands(w)
-        self.bn, self.bk = values["bn"], values["bk"]
+
+    @property
+    def bn(self) -> Any:
+        return self.v["bn"]
+
+    @property
+    def bk(self) -> Any:
+        return self.v["bk"]
 
     @cached_property
     def bm(self) -> Any:

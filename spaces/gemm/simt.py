@@ -22,7 +22,7 @@ from kt.spaces.cuda import (
     rule,
 )
 from kt.spaces.extents import ceil_div, round_up
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Knob, Ordinal
 from kt.spaces.target import Target
@@ -183,6 +183,7 @@ class GemmSimt(Family):
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_gemm(workload)
 
+        @once
         def plan(v: Any) -> _Plan:
             return _Plan(w, v)
 

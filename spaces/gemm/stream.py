@@ -24,7 +24,7 @@ from kt.spaces.cuda import (
     rule,
 )
 from kt.spaces.extents import ceil_div, round_up
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -210,6 +210,7 @@ class GemmStream(Family):
         w = as_gemm(workload)
         s = _Shape(w)
 
+        @once
         def plan(v: Any) -> _Plan:
             return _Plan(w, v)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kt.spaces.cuda import Floats
-from kt.spaces.family import Columns, Family, Rule
+from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Knob
 from kt.spaces.target import Target
@@ -50,7 +50,7 @@ class GemmWgmma(Family):
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_gemm(workload)
-        return hopper_rules(w, target, lambda v: HopperPlan(w, target, v))
+        return hopper_rules(w, target, once(lambda v: HopperPlan(w, target, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         w = as_gemm(workload)
