@@ -23,11 +23,16 @@ $(VENV)/uv:
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@touch $@
 
-# Tunes a real GEMM on this machine's CPU, emits the winner, verifies it and times it.
+# Tunes each operator on this machine's CPU, emits the winners, verifies and times them: 2 minutes.
 demo: install
-	$(BIN)/kt tune gemm 512x512x512 --dtype fp32 --trials 64 --target cpu --log $(DEMO)/logs
-	$(BIN)/kt show $(DEMO)/logs
-	$(BIN)/kt apply $(DEMO)/logs -o $(DEMO)/gemm.c --force --verify --bench
+	$(BIN)/kt tune gemm 512x512x512 --dtype fp32 --trials 64 --target cpu --log $(DEMO)/gemm
+	$(BIN)/kt tune conv2d 1x28x28x128,128x3x3 --pad 1 --epilogue bias+relu --trials 48 --target cpu \
+	    --log $(DEMO)/conv2d
+	$(BIN)/kt tune attention 1x8x512x64 --causal --trials 32 --target cpu --log $(DEMO)/attention
+	for operator in gemm conv2d attention; do \
+	    $(BIN)/kt show $(DEMO)/$$operator && \
+	    $(BIN)/kt apply $(DEMO)/$$operator -o $(DEMO)/$$operator.c --force --verify --bench || exit; \
+	done
 
 # Kernels compile side by side; what times, kills and fills disks runs alone.
 test: install
