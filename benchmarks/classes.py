@@ -16,7 +16,8 @@ class BenchmarkClass:
     """Workloads measured together; the opponent of a row is the fastest of `opponents`.
 
     `floor` and `goal` are geometric means of opponent time / kt time, `worst` is the least of one
-    workload. `family` names the only kernel families that kt may use.
+    workload. `family` names the only kernel families that kt may use. `logs` is another class with
+    the same workloads, whose tuning this one shares.
     """
 
     device: str
@@ -26,6 +27,7 @@ class BenchmarkClass:
     workloads: tuple[str, ...]
     worst: float = 0.0
     family: str = "all"
+    logs: str = ""
     roofline: str = ""
     note: str = ""
 

@@ -77,7 +77,8 @@ class Bench:
 
     def packed_log(self, workload: Workload) -> Path:
         """Where the workload's compressed log is, or will be."""
-        return HERE / "logs" / f"{self.name}-{slug(str(workload))}.jsonl.gz"
+        name = self.one.logs or self.name
+        return HERE / "logs" / f"{name}-{slug(str(workload))}.jsonl.gz"
 
     def tuned_log(self, workload: Workload, again: bool = False) -> Path:
         """The compressed log of a finished tuning run, made when it is missing."""

@@ -41,6 +41,16 @@ def test_every_class_can_be_measured_and_shown(load: Any) -> None:
         assert load("tables").table(name)
 
 
+def test_classes_that_share_logs_tune_the_same(load: Any) -> None:
+    classes = load("classes").CLASSES
+    sharing = [one for one in classes.values() if one.logs]
+    assert sharing
+    for one in sharing:
+        other = classes[one.logs]
+        assert set(one.workloads) <= set(other.workloads)
+        assert (one.device, one.family) == (other.device, other.family)
+
+
 def test_the_readme_shows_the_results_that_are_committed() -> None:
     command = [sys.executable, str(BENCHMARKS / "tables.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
