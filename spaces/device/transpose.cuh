@@ -28,7 +28,7 @@ struct kt_transposing_copy {
         if (REGULAR) return origin + (i % TURNS * ACROSS * LD_BYTES + i / TURNS * ALONG * ELEMENT_BYTES);
         return origin + (row(i) * LD_BYTES + k(i) * ELEMENT_BYTES);
     }
-    KT_DEVICE void advance() { origin += DEPTH * ELEMENT_BYTES; }
+    KT_DEVICE void advance(int bytes) { origin += bytes; }
 
     // Elements outside `rows_left` and `k_left` of the tile become zeros.
     KT_DEVICE void copy(u32 to, int rows_left, int k_left) const {

@@ -52,6 +52,7 @@ static_assert(TM % VECTOR == 0 && TN % VECTOR == 0 && BK % 8 == 0 && STAGES >= 2
 
 constexpr u32 M_BLOCKS = kt_ceil_div(KT_M, BM), N_BLOCKS = kt_ceil_div(KT_N, BN), K_TILES = kt_ceil_div(KT_K, BK);
 constexpr u32 BLOCKS = M_BLOCKS * N_BLOCKS;
+constexpr int FIRST_DEPTH = KT_K - (K_TILES - 1) * BK; // what BK leaves of K is the first tile of k
 static_assert(KT_SPLIT_K <= K_TILES, "every split has a tile of k");
 
 // ---- memory
@@ -69,9 +70,11 @@ static_assert(SHARED_BYTES == KT_EXPECT_SHARED_BYTES, "shared memory");
 static_assert(WORKSPACE_BYTES == KT_EXPECT_WORKSPACE_BYTES && Splits::ZEROED == KT_EXPECT_ZEROED_BYTES, "workspace");
 #endif
 
-// One operand's tiles, with the same calls whether k is inside or outside in memory.
+// One operand's tiles, with the same calls whether k is inside or outside in memory. The tiles of a CTA lie inside the
+// operand along its rows, unless the operand is smaller than a tile, and along k except for the first (`FIRST_DEPTH`), so
+// that the main loop copies without checks.
 template <int ROWS, int EXTENT, i64 LD, bool K_MAJOR> struct kt_operand_copy {
-    static constexpr bool CHECK_ROWS = EXTENT % ROWS != 0, CHECK_K = KT_K % BK != 0;
+    static constexpr bool CHECK_ROWS = EXTENT < ROWS, CHECK_K = FIRST_DEPTH < BK;
     static constexpr int WIDTH = kt_alignment(LD * ELEMENT_BYTES, 16);
     using Straight = kt_tile_copy<Layout<ROWS, K_MAJOR>, BK, ROWS * ELEMENT_BYTES, LD * ELEMENT_BYTES, WIDTH, THREADS, CHECK_K, CHECK_ROWS, 128>;
     using Transposing = kt_transposing_copy<ROWS, BK, Layout<ROWS, K_MAJOR>::STRIDE, LD * ELEMENT_BYTES, THREADS, CHECK_ROWS, CHECK_K, 128>;
@@ -87,13 +90,14 @@ template <int ROWS, int EXTENT, i64 LD, bool K_MAJOR> struct kt_operand_copy {
         if constexpr (K_MAJOR) return Transposing(tile);
         else return Straight(tile, nullptr);
     }
-    KT_DEVICE void copy(u32 to, int k_left) {
+    // The next tile, of which `depth` elements along k are read.
+    KT_DEVICE void copy(u32 to, int depth) {
         if constexpr (K_MAJOR) {
-            copier.copy(to, rows_left, k_left);
-            copier.advance();
+            copier.copy(to, rows_left, depth);
+            copier.advance(depth * ELEMENT_BYTES);
         } else {
-            copier.copy(to, k_left, rows_left * ELEMENT_BYTES);
-            copier.advance(BK * LD * ELEMENT_BYTES);
+            copier.copy(to, depth, rows_left * ELEMENT_BYTES);
+            copier.advance(depth * (LD * ELEMENT_BYTES));
         }
     }
 };
@@ -134,16 +138,15 @@ KT_DEVICE u32 kt_next_stage(u32 offset) { return offset == (STAGES - 1) * STAGE_
 
 // All tiles of k of a CTA. A stage is refilled only after the barrier that follows its last use.
 KT_DEVICE void kt_multiply(kt_acc (&acc)[ACCS], CopyA &copy_a, CopyB &copy_b, const u8 *shared_a, const u8 *shared_b, u32 ring,
-                           int tiles, i64 k_left) {
+                           int tiles, int first_depth) {
     constexpr bool DOUBLE = KT_FRAGMENT_STAGES == 2;
     kt_element a[KT_FRAGMENT_STAGES][TM], b[KT_FRAGMENT_STAGES][TN];
 #pragma unroll 1
     for (int s = 0; s < STAGES - 1; s++) {
         if (s < tiles) {
-            const int depth = (int)kt_min<i64>(k_left, BK);
+            const int depth = s == 0 ? first_depth : BK;
             copy_a.copy(ring + s * STAGE_BYTES, depth);
             copy_b.copy(ring + s * STAGE_BYTES + LayoutA::BYTES, depth);
-            k_left -= BK;
         }
         kt_copy_commit();
     }
@@ -161,10 +164,8 @@ KT_DEVICE void kt_multiply(kt_acc (&acc)[ACCS], CopyA &copy_a, CopyB &copy_b, co
             __syncthreads();
         }
         if (tile + STAGES - 1 < tiles) {
-            const int depth = (int)kt_min<i64>(k_left, BK);
-            copy_a.copy(ring + write, depth);
-            copy_b.copy(ring + write + LayoutA::BYTES, depth);
-            k_left -= BK;
+            copy_a.copy(ring + write, BK);
+            copy_b.copy(ring + write + LayoutA::BYTES, BK);
         }
         kt_copy_commit();
 #pragma unroll
@@ -200,9 +201,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warp_m = warp / KT_WARPS_N, warp_n = warp % KT_WARPS_N;
     const u32 part = blockIdx.x / BLOCKS, batch = part / KT_SPLIT_K, split = part % KT_SPLIT_K;
     const kt_place place = kt_place_of(blockIdx.x % BLOCKS, M_BLOCKS, N_BLOCKS);
-    const u32 m = place.m * BM, n = place.n * BN;
+    // The last tile of a row or column of tiles is moved back inside C; it stores only what no other tile does.
+    const u32 own_m = place.m * BM, own_n = place.n * BN;
+    const u32 m = kt_min<u32>(own_m, KT_M < BM ? 0 : KT_M - BM), n = kt_min<u32>(own_n, KT_N < BN ? 0 : KT_N - BN);
     const u32 first = kt_split(K_TILES, KT_SPLIT_K, split), tiles = kt_split(K_TILES, KT_SPLIT_K, split + 1) - first;
-    const i64 k = (i64)first * BK;
+    const i64 k = first == 0 ? 0 : (i64)first * BK - (BK - FIRST_DEPTH);
 
     // The thread's first row and column in the tile; its vectors lie LANES_M (LANES_N) vectors apart.
     const u32 row = warp_m * WARP_M + lane / LANES_N * VECTOR, column = warp_n * WARP_N + lane % LANES_N * VECTOR;
@@ -213,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     for (int i = 0; i < ACCS; i++) acc[i] = 0;
     kt_await_previous();
     kt_multiply(acc, copy_a, copy_b, kt_shared + row * ELEMENT_BYTES, kt_shared + LayoutA::BYTES + column * ELEMENT_BYTES,
-                kt_shared_address(kt_shared), (int)tiles, (i64)KT_K - k);
+                kt_shared_address(kt_shared), (int)tiles, first == 0 ? FIRST_DEPTH : BK);
 
     const kt_epilogue e = KT_EPILOGUE_OPERANDS;
     if constexpr (SPLIT_IN_KERNEL)
@@ -221,12 +224,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
 #pragma unroll
     for (int j = 0; j < TN; j += C_GROUP) {
         const u32 at_column = n + column + j / VECTOR * LANES_N * VECTOR + j % VECTOR;
-        if (KT_N % BN && at_column >= KT_N) continue;
+        if (KT_N % BN && (at_column >= KT_N || at_column < own_n)) continue;
         const kt_columns<C_GROUP> columns = kt_load_columns<C_GROUP>(e, at_column, true);
 #pragma unroll
         for (int i = 0; i < TM; i++) {
             const u32 at_row = m + row + i / VECTOR * LANES_M * VECTOR + i % VECTOR;
-            if (KT_M % BM && at_row >= KT_M) continue;
+            if (KT_M % BM && (at_row >= KT_M || at_row < own_m)) continue;
             const u64 index = batch * (u64)C_ELEMENTS + (u64)at_row * KT_N + at_column;
             kt_acc sum[C_GROUP];
 #pragma unroll
