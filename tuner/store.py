@@ -21,7 +21,9 @@ from .strategy import MODEL_OF
 from .transfer import lessons
 from .warm import nearest
 
-DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon", "family")
+DECIDING = (
+    "strategy", "batch_size", "lag", "model_threads", "epsilon", "family", "scheduler",
+)  # fmt: skip
 """Settings that proposals depend on: a resumed run must have the same."""
 
 
