@@ -9,6 +9,8 @@ from pathlib import Path
 
 MOST_TRIALS: Mapping[str, int] = {"cpu": 128, "nvidia-h200": 256}
 """Trials that a workload may have, by device."""
+GRID, GRID_TRIALS = "gemm-grid", 64
+"""The class of many shapes, which `grid.py` measures, and the trials of each of them."""
 
 
 @dataclass(frozen=True)

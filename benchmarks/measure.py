@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rows import HERE, compressed, slug, versus
 
 from kt.logs.journal import read_log
 from kt.logs.query import Best, Run, best_of, runs
-from kt.logs.record import Failure
+from kt.logs.record import Failure, Record
 from kt.spaces.families import space_of
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -37,7 +38,14 @@ class NoResult(Exception):
 
 def gpu_state() -> dict[str, str]:
     """Driver, clocks, power limit and throttle reasons, as nvidia-smi shows them."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(_STATE)}", "--format=csv,noheader", "-i", "0"]
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    command = [
+        "nvidia-smi",
+        f"--query-gpu={','.join(_STATE)}",
+        "--format=csv,noheader",
+        "-i",
+        index,
+    ]
     try:
         shown = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -70,6 +78,8 @@ class Bench:
     trials: int
     seconds: float
     """For tuning a workload; 0: no limit."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Others of the runs, where they are not the device's defaults."""
 
     @property
     def one(self) -> BenchmarkClass:
@@ -80,8 +90,13 @@ class Bench:
         name = self.one.logs or self.name
         return HERE / "logs" / f"{name}-{slug(str(workload))}.jsonl.gz"
 
-    def tuned_log(self, workload: Workload, again: bool = False) -> Path:
-        """The compressed log of a finished tuning run, made when it is missing."""
+    def tuned_log(
+        self, workload: Workload, again: bool = False, earlier: Sequence[Record] = ()
+    ) -> Path:
+        """The compressed log of a finished tuning run, made when it is missing.
+
+        The run learns from `earlier` records of other logs.
+        """
         packed = self.packed_log(workload)
         log = packed.with_suffix("")
         if packed.exists() and not again:
@@ -89,8 +104,8 @@ class Bench:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         limits = {"trials": self.trials, "seconds": self.seconds, "family": self.one.family}
-        settings = effective_settings(self.target, limits)
-        tune([workload], self.target, log, self.measurer, settings)
+        settings = effective_settings(self.target, {**limits, **self.settings})
+        tune([workload], self.target, log, self.measurer, settings, earlier=earlier)
         return compressed(log)
 
     def row(self, workload: Workload, log: Path, rested: bool = False) -> dict[str, Any]:

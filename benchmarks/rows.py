@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import json
 import os
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -85,6 +86,17 @@ def commit() -> str:
     return found.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
 
 
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Waits for other processes that write there: a class may be measured on several GPUs."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(place, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(place)
+
+
 class Results:
     """The rows of one class in `benchmarks/results/<device>/<name>.json`."""
 
@@ -99,20 +111,27 @@ class Results:
         self.path = HERE / "results" / device / f"{name}.json"
         self.name, self._fingerprint = name, fingerprint
         self._libraries, self._kt = libraries, kt or commit()
-        self.rows: dict[str, dict[str, Any]] = {}
-        if self.path.exists():
-            self.rows = {r["workload"]: r for r in json.loads(self.path.read_text())["rows"]}
+        self.rows = self._read()
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        if not self.path.exists():
+            return {}
+        return {row["workload"]: row for row in json.loads(self.path.read_text())["rows"]}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Replaces the workload's row and writes the file."""
-        self.rows[row["workload"]] = {"class": self.name, **row}
+        """Replaces the workload's row; rows that other processes wrote meanwhile stay."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with alone(self.path.parent):
+            self.rows = self._read() | {row["workload"]: {"class": self.name, **row}}
+            self._write()
+
+    def _write(self) -> None:
         document = {
             "schema": 1, "command": " ".join(["python", *sys.argv]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": self._kt,
             "device": self._fingerprint, "libraries": versions(self._libraries),
             "rows": list(self.rows.values()),
         }  # fmt: skip
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         draft = self.path.with_suffix(".tmp")
         draft.write_text(json.dumps(document, indent=1) + "\n")
         os.replace(draft, self.path)
@@ -120,8 +139,9 @@ class Results:
 
 def compressed(log: Path) -> Path:
     """Replaces a log by its gzip, with no time stamp inside, and returns that."""
-    packed = log.with_suffix(".jsonl.gz")
-    packed.write_bytes(gzip.compress(log.read_bytes(), mtime=0))
+    packed, draft = log.with_suffix(".jsonl.gz"), log.with_suffix(".tmp")
+    draft.write_bytes(gzip.compress(log.read_bytes(), mtime=0))
+    os.replace(draft, packed)
     log.unlink()
     return packed
 
@@ -140,8 +160,9 @@ def packed(name: str, device: str, folder: Path, unmeasured: Iterable[Path] = ()
     rows = json.loads(results.read_text())["rows"] if results.exists() else []
     logs = sorted({*unmeasured, *(HERE.parent / row["log"] for row in rows)})
     draft = archive.with_suffix(".tmp")
-    with tarfile.open(draft, "w:gz") as tar:
-        for path in (*([results] if rows else []), *logs):
-            tar.add(path, str(path.relative_to(HERE)))
-    os.replace(draft, archive)
+    with alone(folder):
+        with tarfile.open(draft, "w:gz") as tar:
+            for path in (*([results] if rows else []), *logs):
+                tar.add(path, str(path.relative_to(HERE)))
+        os.replace(draft, archive)
     return archive

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from classes import CLASSES, MOST_TRIALS
+from classes import CLASSES, GRID, MOST_TRIALS
 from measure import Bench, NoResult, gpu_state
 from rows import Results, packed
 
@@ -55,9 +55,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    names = [name for name in CLASSES if name != GRID]  # that one has its own command, grid.py
     parser.add_argument(
-        "--class", nargs="+", dest="classes", required=True, choices=list(CLASSES), metavar="CLASS",
-        help=", ".join(CLASSES),
+        "--class", nargs="+", dest="classes", required=True, choices=names, metavar="CLASS",
+        help=", ".join(names),
     )  # fmt: skip
     parser.add_argument("--only", default="", help="workloads that contain this text")
     parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")

@@ -95,6 +95,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Of the search's constants (`kt.tuner.preset`); a log without it was made with the first."""
     family: str = "all"
     """Names of the kernel families that are searched, joined by commas."""
+    scheduler: str = "even"
+    """Whose turn it is: "even" turns, or the workload with most to "gain"."""
     # -- below: when to stop and how to measure; proposals do not depend on them ---------------
     trials: int = 128
     seconds: float = 0.0

@@ -173,3 +173,78 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
     assert run.measured(one, results, given, float("inf")) == [] and len(device.asked) == 2
     results.rows.clear()
     assert run.measured(one, results, given, 0.0) == [f"{text}: no time left" for text in texts]
+
+
+# -- the grid -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grid(measure: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of the grid, writing beside `measure`."""
+    found = importlib.import_module("grid")
+    monkeypatch.setattr(found, "HERE", measure.HERE)
+    return found
+
+
+def test_shards_are_all_shapes_and_take_equally_long(grid: Any) -> None:
+    shapes = list(map(parse, grid.CLASSES[grid.GRID].workloads))
+    shards = [grid.shard_of(shapes, i, 4) for i in range(4)]
+    assert sorted(str(w) for shard in shards for w in shard) == sorted(map(str, shapes))
+    spent = [sum(map(grid.row_seconds, shard)) for shard in shards]
+    assert max(spent) - min(spent) < 30
+    assert all(shard == sorted(shard, key=lambda w: w.flops) for shard in shards)
+    assert grid.shard_of(shapes, 0, 1)[-1].flops == max(w.flops for w in shapes)
+
+
+@pytest.mark.parametrize("text", ["4/4", "0", "1/0", "-1/2", "a/b"])
+def test_a_shard_that_does_not_exist(grid: Any, text: str) -> None:
+    with pytest.raises(grid.argparse.ArgumentTypeError, match="accepts 0/4 to 3/4"):
+        grid.shard(text)
+    assert grid.shard("3/4") == (3, 4)
+
+
+def test_the_grid_learns_from_its_own_logs_and_goes_on(
+    measure: Any, grid: Any, tmp_path: Path, capsys: Any
+) -> None:
+    rows = importlib.import_module("rows")
+    texts = [f"gemm {n}x256x256 dtype=fp16" for n in (64, 128, 256)]
+    bench = measure.Bench(
+        grid.GRID, CUDA_TARGETS["h200"], Device(on_gpu), 24, 60.0, {"batch_size": 8}
+    )
+    results = rows.Results("nvidia-h200", grid.GRID, {}, (), "abc")
+    shapes = list(map(parse, texts))
+    end = float("inf")
+    assert grid.measured(bench, results, shapes[:2], end, tmp_path) == []
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    again = rows.Results("nvidia-h200", grid.GRID, {}, (), "abc")
+    assert grid.measured(bench, again, shapes, end, None) == []
+    assert len(capsys.readouterr().out.splitlines()) == 1  # the others have rows
+    headers = [runs(read_log(bench.packed_log(shape)).records)[0].header for shape in shapes]
+    assert not headers[0].warm and headers[0].settings.batch_size == 8
+    assert {start.workload for start in headers[1].warm[texts[1]]} == {texts[0]}
+    assert {start.workload for start in headers[2].warm[texts[2]]} == set(texts[:2])
+    again.rows.clear()
+    assert grid.measured(bench, again, shapes, 0.0, None) == [f"{t}: no time left" for t in texts]
+
+
+def test_shards_keep_each_others_rows(measure: Any) -> None:
+    rows = importlib.import_module("rows")
+    one, other = (rows.Results("nvidia-h200", "fake", {}, (), "abc") for _ in range(2))
+    one.add({"workload": "a", "ratio": 1.0})
+    other.add({"workload": "b", "ratio": 2.0})
+    one.add({"workload": "c", "ratio": 3.0})
+    assert list(rows.Results("nvidia-h200", "fake", {}, (), "abc").rows) == ["a", "b", "c"]
+
+
+def test_the_grid_is_shown_by_roofline(measure: Any) -> None:
+    tables = importlib.import_module("tables")
+    rows = [
+        {"bound_us": us, "ratio": ratio, "default_us": 3.0, "kt_us": 2.0}
+        for us, ratio in ((1.0, 4.0), (4.9, 1.0), (5.0, 0.5), (3000.0, 2.0))
+    ]
+    shown = tables.by_roofline(rows).splitlines()[2:]
+    assert shown == [
+        "| below 5 µs | 2 | **2.00** | 1.00 | 1.75–3.25 | 4.00 | 0 | 1.50 |",
+        "| 5–20 µs | 1 | **0.50** | 0.50 | 0.50–0.50 | 0.50 | 1 | 1.50 |",
+        "| from 100 µs | 1 | **2.00** | 2.00 | 2.00–2.00 | 2.00 | 0 | 1.50 |",
+    ]

@@ -20,6 +20,7 @@ from .bundle import open_bundle
 from .devices import chosen_gpus, tuning_target
 from .measure import Measurer
 from .preset import CUDA_REVISION, EPSILON, REVISION
+from .schedule import checked_scheduler
 from .strategy import STRATEGIES
 from .tune import Result, View
 from .tune import tune as run
@@ -105,6 +106,7 @@ def effective_settings(target: Target, given: Mapping[str, Any]) -> Settings:
         settings = msgspec.convert({**DEFAULTS[target.kind], **given}, Settings)
     except msgspec.ValidationError as error:
         raise SettingsError(f"settings: {error}") from None
+    checked_scheduler(settings.scheduler)
     if settings.strategy not in STRATEGIES:
         raise SettingsError(f"--strategy {settings.strategy}: accepts {', '.join(STRATEGIES)}")
     return settings

@@ -69,6 +69,11 @@ def cli() -> None:
 )
 @click.option("--trials", type=int, help="Trials a workload.  [default: 128; CUDA 256]")
 @click.option(
+    "--scheduler",
+    metavar="NAME",
+    help="Turns of several workloads: even, or gain: where trials save most.  [default: even]",
+)
+@click.option(
     "--time", "seconds", type=duration, metavar="TIME", help="Time budget: 90, 90s, 5m, 1h30m."
 )
 @click.option(
@@ -140,7 +145,7 @@ def tune(**options: Any) -> int:
     kt tune gemm 33x17x65 batch=512 layout=nt epilogue=bias+gelu dtype=fp32
     kt tune conv2d 1x56x56x64,64x3x3 --pad 1 --epilogue bias+relu
     kt tune attention 1x8x1024x64 --causal --kv-heads 2
-    kt tune --workloads shapes.txt --trials 64
+    kt tune --workloads shapes.txt --trials 64 --scheduler gain
     kt tune gemm 4096x4096x4096 --target h200 --build-only -o bundle    (no GPU needed)
     kt tune gemm 4096x4096x4096 --target cuda --bundle bundle           (on the H200)
 

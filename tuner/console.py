@@ -138,7 +138,7 @@ class LiveView(QuietView):
         width, height = self._console.size
         lanes = self._progress.lanes[: max(1, (height - _OTHER_LINES) // 2)]
         lines: list[RenderableType] = []
-        each = self._progress.total // len(self._progress.lanes)
+        each = self._progress.each
         for lane, (numbers, curve) in zip(lanes, lane_lines(lanes, each, width), strict=True):
             name = text.one_line(lane.name)
             lines.append(Text(name, style="bold", no_wrap=True, overflow="ellipsis"))
@@ -151,9 +151,11 @@ class LiveView(QuietView):
 def lane_lines(lanes: Sequence[Lane], trials: int, width: int) -> list[tuple[str, str]]:
     """(numbers, curve) of each lane in `width` columns, the numbers aligned.
 
-    The curve takes what the numbers leave; where that is too little, the throughput goes first.
+    Each lane has `trials`; 0 when they share a budget. The curve takes what the numbers leave;
+    where that is too little, the throughput goes first.
     """
-    rows = [[f"{lane.done}/{trials}", *lane.facts()] for lane in lanes]
+    limit = f"/{trials}" if trials else ""
+    rows = [[f"{lane.done}{limit}", *lane.facts()] for lane in lanes]
     count = max(map(len, rows), default=0)
     rows = [row + [""] * (count - len(row)) for row in rows]
     numbers, room = _aligned(rows, width)

@@ -109,9 +109,7 @@ class Guided:
 
     def _sweep(self, state: State) -> Points:
         """Unproposed one-knob variations of the best few, by predicted score."""
-        around = [state.space.around(int(point)) for point in state.best_measured(3)]
-        points = np.unique(np.concatenate(around)) if around else np.empty(0, dtype=np.int64)
-        points = points[~np.isin(points, state.proposed)]
+        points = state.variations()
         if not len(points):
             return points
         return points[np.lexsort((points, -self._score(points)))]

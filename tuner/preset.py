@@ -51,6 +51,10 @@ class Preset:
     """Whether earlier logs teach the model."""
     taught: float = 0.2
     """Rank correlation of their model with what was measured, below which they are dropped."""
+    first_batches: int = 2
+    """Batches that each workload gets before the scheduler `gain` compares them."""
+    looking_back: int = 3
+    """Observed batches whose gain it expects of the next one."""
     ramp: tuple[tuple[int, int], ...] = ()
     """(trials, size): before so many trials a batch has this size at most."""
 

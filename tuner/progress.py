@@ -94,6 +94,8 @@ class Progress:
         self._by_name = {lane.name: lane for lane in self.lanes}
         self.measured = 0
         self.total = session.settings.trials * len(self.lanes)
+        self.each = 0 if header.settings.scheduler == "gain" else session.settings.trials
+        """Trials that a workload may have; 0 when all share one budget."""
         self.failures: Counter[str] = Counter(session.failures)
         self.report = ModelReport()
         self.batch = 0

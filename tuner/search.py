@@ -18,6 +18,7 @@ from kt.spaces.space import Points, Space
 
 from .picker import Picker
 from .preset import Preset, preset_of
+from .schedule import checked_scheduler, fewest_batches, most_gain
 from .state import Observation, State
 from .strategy import MODEL_OF, STRATEGIES
 from .surrogate import Surrogate
@@ -62,6 +63,7 @@ class Search:
         """
         self.states = [State(space, w) for space, w in zip(spaces, warm, strict=True)]
         self._settings, self._seed = settings, seed
+        self._scheduler = checked_scheduler(settings.scheduler)
         self._models = settings.strategy in MODEL_OF
         self._preset = preset or preset_of(settings)
         self._surrogate = Surrogate(
@@ -111,9 +113,11 @@ class Search:
         return self._surrogate.taught(which, points)
 
     def turn(self) -> int | None:
-        """The workload with the fewest batches, the first of equals; None when all ended."""
+        """The workload that the scheduler gives the next batch; None when all ended."""
         open_ = [i for i, ended in enumerate(self._exhausted) if not ended]
-        return min(open_, key=lambda i: (self.states[i].batches, i), default=None)
+        if self._scheduler == "even":
+            return fewest_batches(self.states, open_)
+        return most_gain(self.states, open_, self._surrogate, self._preset)
 
     def _propose(self, number: int, which: int) -> Proposal:
         state = self.states[which]

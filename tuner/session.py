@@ -112,7 +112,10 @@ class Session:
 
     @property
     def room(self) -> list[int]:
-        """Trials that may still be planned, by workload."""
+        """Trials that may still be planned, by workload; a scheduler by gain shares them all."""
+        if self.header.settings.scheduler == "gain":
+            count = len(self.workloads)
+            return [self.settings.trials * count - self.planned_trials] * count
         return [self.settings.trials - planned for planned in self._planned_trials]
 
     def plan(self) -> Planned | None:

@@ -25,6 +25,7 @@ from .text import number_of, printable
 _SETTINGS = (
     "trials", "seconds", "strategy", "batch_size", "epsilon", "patience", "near_bound",
     "max_failures", "finalists", "build_timeout", "run_timeout", "sample_seconds", "family",
+    "scheduler",
 )  # fmt: skip
 _IN_FULL = 100_000
 

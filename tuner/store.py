@@ -21,7 +21,9 @@ from .strategy import MODEL_OF
 from .transfer import lessons
 from .warm import nearest
 
-DECIDING = ("strategy", "batch_size", "lag", "model_threads", "epsilon", "family")
+DECIDING = (
+    "strategy", "batch_size", "lag", "model_threads", "epsilon", "family", "scheduler",
+)  # fmt: skip
 """Settings that proposals depend on: a resumed run must have the same."""
 
 
@@ -41,10 +43,12 @@ def open_store(
     settings: Settings,
     seed: int,
     resume: bool,
+    others: Sequence[Record] = (),
 ) -> Store:
     """Resolves `--log` and `--resume`.
 
-    `log` is a directory when it is one or has no suffix. Raises LogError for a file that is not a
+    `log` is a directory when it is one or has no suffix; a new run also learns from `others`,
+    records of other logs. Raises LogError for a file that is not a
     log, SettingsError when the run to resume has other settings, seed or device.
     """
     logs = () if holds_nothing(log) else tuple(_readable(log))
@@ -53,7 +57,7 @@ def open_store(
         path, run = found
         _check_same(run, target, settings, seed)
         return Store(path, run=run)
-    earlier = [record for _, records in logs for record in records]
+    earlier = [*others, *(record for _, records in logs for record in records)]
     teach = settings.strategy in MODEL_OF and preset_of(settings).transfer
     warm = {}
     for workload in workloads:

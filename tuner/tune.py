@@ -16,6 +16,7 @@ from kt.logs.journal import Journal
 from kt.logs.record import (
     Bound,
     FinalRecord,
+    Record,
     RunRecord,
     Settings,
     StopRecord,
@@ -105,16 +106,18 @@ def tune(
     seed: int = 0,
     resume: bool = False,
     view: View | None = None,
+    earlier: Sequence[Record] = (),
 ) -> Result:
     """Tunes `workloads` on `target` and appends everything to `log`.
 
     `log` is a file, or a directory in which a new file is made. With `resume` the newest run of
-    these workloads in it goes on. Raises KtError for what the user must change.
+    these workloads in it goes on. A new run learns from what is in `log`, and from the records of
+    other logs in `earlier`. Raises KtError for what the user must change.
     """
     settings, started = settings or Settings(), time.monotonic()
     if not 0 <= seed < 2**63:
         raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
-    asked = (log, workloads, target, settings, seed, resume)
+    asked = (log, workloads, target, settings, seed, resume, earlier)
     place = open_store(*asked)
     with Journal(place.path) as journal, ExitStack() as claims:
         if place.run:

@@ -17,6 +17,8 @@ from kt.spaces.target import Target
 from kt.spaces.workload import Workload, parse
 
 MOST = 4
+_ALIKE = ({"fp16", "bf16"}, {"fp8_e4m3", "fp8_e5m2"})
+"""Element types for which a schedule is as fast."""
 
 
 def nearest(records: Sequence[Record], workload: Workload, target: Target) -> tuple[WarmStart, ...]:
@@ -47,10 +49,14 @@ def _warm_start(best: Best) -> WarmStart:
 
 
 def distance(a: Workload, b: Workload) -> float:
-    """How unlike two workloads of one operator are: octaves of their numbers, 4 for the dtype."""
+    """How unlike two workloads of one operator are: octaves of their numbers.
+
+    Another element type counts 4, or 0.5 where the same instructions exist for both.
+    """
     mine, theirs = a.descriptors(), b.descriptors()
     logs = (abs(math.log2(1 + v) - math.log2(1 + theirs.get(name, 0))) for name, v in mine.items())
-    return round(sum(logs) + 4.0 * (a.dtype != b.dtype), 6)
+    alike = any({a.dtype, b.dtype} <= types for types in _ALIKE)
+    return round(sum(logs) + (0.5 if alike else 4.0) * (a.dtype != b.dtype), 6)
 
 
 def warm_points(space: Space, starts: Sequence[WarmStart]) -> Points:

@@ -114,6 +114,11 @@ def test_the_live_numbers_are_never_cut(width: int) -> None:
     assert len({len(numbers) for numbers, _ in lines}) == 1
 
 
+def test_workloads_that_share_a_budget_have_no_limit_of_their_own() -> None:
+    ((alone, _),), ((shared, _),) = (console.lane_lines([lane()], n, 160) for n in (128, 0))
+    assert alone.split()[0] == "117/128" and shared.split()[0] == "117"
+
+
 def test_a_vendor_whose_times_spread_is_not_compared_with() -> None:
     shown = lane()
     shown.finish(final((187.1,), (180.0, 181.0, 182.0)))

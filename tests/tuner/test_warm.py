@@ -17,7 +17,7 @@ from kt.logs.record import Record, WarmStart
 from kt.spaces.theta import Theta, theta_from_flat
 from kt.spaces.workload import parse
 from kt.tuner.replay import check_identity
-from kt.tuner.warm import MOST, nearest, warm_points
+from kt.tuner.warm import MOST, distance, nearest, warm_points
 
 
 def logged(text: str, us: float = 5.0, theta: Theta = THETA, **fields: object) -> list[Record]:
@@ -101,3 +101,11 @@ def test_a_hostile_warm_start_is_only_ever_a_member_of_the_space(tmp_path: Path)
     assert result.trials == 8
     sources = [json.loads(line).get("source") for line in result.log.read_bytes().splitlines()]
     assert "warm" not in sources and "default" in sources
+
+
+def test_a_type_with_the_same_instructions_is_near() -> None:
+    half, same, half_as_deep, full = (
+        parse(f"gemm 64x64x{k} dtype={dtype}")
+        for k, dtype in ((64, "fp16"), (64, "bf16"), (32, "fp16"), (64, "fp32"))
+    )
+    assert 0 < distance(half, same) < distance(half, half_as_deep) < distance(half, full)

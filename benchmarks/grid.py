@@ -1,0 +1,153 @@
+"""Class gemm-grid: 100 GEMM shapes, at most 64 trials each, every search taught by earlier ones.
+
+    python benchmarks/grid.py [--shard 0/4] [options]
+
+A shape begins with warm starts and a model from the nearest GEMMs of benchmarks/logs, those of the
+grid measured so far included, whichever shard wrote them. Shapes go from small to large. One whose
+row exists is skipped and none is begun that `--minutes` may not suffice for: the same command,
+repeated, goes on. A shard is for one GPU, and shards of one machine share the result file:
+
+    for i in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$i python benchmarks/grid.py --shard $i/4 & done; wait
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from classes import CLASSES, GRID, GRID_TRIALS
+from measure import Bench, NoResult
+from rows import HERE, Results, packed
+from run import LIBRARIES, fingerprint, line
+
+from kt.logs.journal import read_log
+from kt.logs.record import Record
+from kt.spaces.errors import KtError
+from kt.spaces.target import usable_cores
+from kt.spaces.workload import Workload, parse
+from kt.tuner.api import effective_settings
+from kt.tuner.devices import tuning_target
+from kt.tuner.pool import LocalMeasurer
+
+SETTINGS = {"batch_size": 8}
+"""Of the runs: with 64 trials, batches of 16 would leave the model only two to choose."""
+TUNING_SECONDS, COMPARING_SECONDS = 10.0, 6.0
+"""What a shape may take, the float64 references apart."""
+REFERENCE_FLOPS = 4e11
+"""Float64 references are computed at about this speed, flop/s (8191³ on an H200)."""
+
+
+def reference_seconds(workload: Workload) -> float:
+    """How long one float64 reference takes; each change of the seed makes one."""
+    return workload.flops / REFERENCE_FLOPS
+
+
+def tuning_seconds(workload: Workload, seconds: float = TUNING_SECONDS) -> float:
+    """A run's budget: it needs the reference of its trials and, in the final, two more."""
+    return seconds + 3 * reference_seconds(workload)
+
+
+def row_seconds(workload: Workload) -> float:
+    """What a row takes at most: tuning, then checks on another seed and a comparison."""
+    return tuning_seconds(workload) + COMPARING_SECONDS + 2 * reference_seconds(workload)
+
+
+def shard_of(workloads: Sequence[Workload], index: int, count: int) -> list[Workload]:
+    """The shapes of shard `index` of `count` that take about equally long, small ones first."""
+    shards: list[list[Workload]] = [[] for _ in range(count)]
+    spent = [0.0] * count
+    for workload in sorted(workloads, key=lambda w: (-w.flops, str(w))):
+        least = spent.index(min(spent))
+        shards[least].append(workload)
+        spent[least] += row_seconds(workload)
+    return shards[index][::-1]
+
+
+class Earlier:
+    """Records of the GEMM logs in benchmarks/logs; new ones are read when asked for."""
+
+    def __init__(self) -> None:
+        self._read: dict[Path, list[Record]] = {}
+
+    def records(self) -> list[Record]:
+        for path in sorted((HERE / "logs").glob("gemm-*.jsonl.gz")):
+            if path not in self._read:
+                self._read[path] = read_log(path).records
+        return [record for records in self._read.values() for record in records]
+
+
+def shard(text: str) -> tuple[int, int]:
+    """Option type: (index, count) from texts like 0/4."""
+    found = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
+    index, count = map(int, found.groups()) if found else (0, 0)
+    if not index < count:
+        raise argparse.ArgumentTypeError(f"'{text}': accepts 0/4 to 3/4, for example")
+    return index, count
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shard", type=shard, default=(0, 1), help="which of how many")
+    parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
+    parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
+    parser.add_argument("--commit", default="", help="of this tree, where git does not know")
+    return parser.parse_args()
+
+
+def measured(
+    bench: Bench, results: Results, workloads: Sequence[Workload], end: float, out: Path | None
+) -> list[str]:
+    """Adds the rows of these shapes that are missing; says what has none in the end."""
+    earlier, missing = Earlier(), []
+    for workload in workloads:
+        if str(workload) in results.rows:
+            continue
+        if time.monotonic() + row_seconds(workload) > end:
+            missing.append(f"{workload}: no time left")
+            continue
+        one = replace(bench, seconds=tuning_seconds(workload, bench.seconds))
+        try:
+            log = one.tuned_log(workload, earlier=earlier.records())
+            results.add(one.row(workload, log))
+        except (NoResult, KtError) as why:
+            missing.append(f"{workload}: {why}")
+            print(missing[-1], flush=True)
+        else:
+            print(line(results.rows[str(workload)]), flush=True)
+        if out:
+            logs = map(bench.packed_log, map(parse, bench.one.workloads))
+            packed(GRID, bench.one.device, out, filter(Path.exists, logs))
+    return missing
+
+
+def main() -> None:
+    """Runs what is missing; exits 1 when a shape of the shard has no row in the end."""
+    given = arguments()
+    end, (index, count) = time.monotonic() + 60 * given.minutes, given.shard
+    one = CLASSES[GRID]
+    try:
+        target = tuning_target("cuda")
+    except KtError as error:
+        sys.exit(str(error))
+    workloads = shard_of(list(map(parse, one.workloads)), index, count)
+    settings = effective_settings(target, {"trials": GRID_TRIALS, **SETTINGS})
+    builders = max(1, usable_cores() // count)
+    with LocalMeasurer(target, settings, builders=builders) as measurer:
+        bench = Bench(GRID, target, measurer, GRID_TRIALS, TUNING_SECONDS, SETTINGS)
+        results = Results(one.device, GRID, fingerprint(bench), LIBRARIES, given.commit)
+        missing = measured(bench, results, workloads, end, given.out)
+    print(*["", *missing], sep="\n")
+    sys.exit(1 if missing else 0)
+
+
+if __name__ == "__main__":
+    main()
