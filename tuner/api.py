@@ -28,7 +28,7 @@ from .tune import tune as run
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {"trials": 128, "revision": REVISION, "epsilon": EPSILON},
     "cuda": {"trials": 256, "revision": CUDA_REVISION, "epsilon": EPSILON, "lag": 1,
-             "batch_size": 32, "sample_seconds": 0.02},
+             "sample_seconds": 0.02},
 }  # fmt: skip
 """Settings by kind of target. On CUDA the next batch is built while this one runs: lag 1."""
 DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}

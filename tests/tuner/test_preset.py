@@ -55,7 +55,7 @@ def test_settings_name_their_preset() -> None:
     assert preset_of(Settings()) is REVISIONS[1]  # a log from before revisions
     assert preset_of(Settings(revision=2)) is REVISIONS[2]
     assert preset_of(Settings(strategy="autotvm", revision=2)) is AUTOTVM
-    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2, 3"):
+    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2, 3, 4"):
         preset_of(Settings(revision=99))
 
 
@@ -70,6 +70,8 @@ def test_new_runs_use_the_newest_revision() -> None:
     [
         (1, "fake", "52ff5357f5ed79ef"), (1, "huge", "fc58f083fe2a9408"),
         (2, "fake", "80b9a03f5d523fbe"), (2, "huge", "fb213d38936eacb8"),
+        (3, "fake", "e048f52fc648f750"), (3, "huge", "23b1513ca8b717b3"),
+        (4, "fake", "e289f26c6b8122a8"), (4, "huge", "2b22eb867c101fce"),
     ],
 )  # fmt: skip
 def test_the_constants_of_a_revision_are_those_of_its_logs(
@@ -90,6 +92,8 @@ def test_batches_grow_from_small_ones_to_the_full_size() -> None:
         assert set(tiny) == {full}
     large = [len(p.points) for p in proposals(Settings(revision=2, batch_size=32), 180)]
     assert large[:2] == [8, 4] and large[-2] == 32  # a large batch begins small all the same
+    gpu = [len(p.points) for p in proposals(Settings(revision=4, epsilon=0.25, lag=1), 96)]
+    assert gpu == [8] + 6 * [4] + 4 * [8] + 2 * [16]
     plain = proposals(Settings(strategy="random", revision=2), 64)
     assert [len(p.points) for p in plain] == [16] * 4
 
