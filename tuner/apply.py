@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,8 +103,8 @@ def apply_command(
         emission = _emission_of_one(chosen, form, output is None, log.name)
     if output:
         refuse_overwriting(output, force)
-    for chosen in emission.chosen:
-        _warn(chosen)
+    for doubt in dict.fromkeys(doubt for one in emission.chosen for doubt in _doubts(one)):
+        print(f"kt: {doubt}", file=sys.stderr)
     if verify or bench:
         to = sys.stdout if output else sys.stderr  # stdout is for the source then
         emission.prove(verify, bench, lambda line: print(line, file=to))
@@ -176,17 +176,15 @@ def _predicted(
     return predicted_choice(found, workloads[0], target)
 
 
-def _warn(chosen: Chosen) -> None:
-    """Says on stderr what makes the kernel less than sure."""
+def _doubts(chosen: Chosen) -> Iterator[str]:
+    """What makes the kernel less than sure."""
     if chosen.best.trial.source == "predicted":
         return  # the choice was explained, and no time is claimed
     outcome = chosen.best.trial.outcome
     if isinstance(outcome, Failure):
-        print(f"kt: this trial failed: {failure_text(outcome)}", file=sys.stderr)
+        yield f"this trial failed: {failure_text(outcome)}"
     elif chosen.best.final is None:
-        print("kt: no finalists' comparison in this run: the time is a single trial's",
-              file=sys.stderr)  # fmt: skip
+        yield "no finalists' comparison in this run: the time is a single trial's"
     changed = version_difference(chosen.run.header)
     if "search" in changed:
-        print(f"kt: made by other sources than measured, so it may differ ({changed})",
-              file=sys.stderr)  # fmt: skip
+        yield f"made by other sources than measured, so it may differ ({changed})"

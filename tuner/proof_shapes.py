@@ -31,7 +31,7 @@ def prove_shapes(shapes: Shapes, source: str, verified: bool, bench: bool, say: 
     with LocalMeasurer(proofs[0].target(), settings, SEEDS[0]) as measurer:
         library = built(measurer, source, language, "the emitted file").path
         binaries = [
-            built(measurer, _one_shape(library, workload), language, f"the call of '{workload}'")
+            built(measurer, one_shape(library, workload), language, f"the call of '{workload}'")
             for workload in workloads
         ]
         for i, (workload, binary) in enumerate(zip(workloads, binaries, strict=True)):
@@ -46,7 +46,7 @@ def prove_shapes(shapes: Shapes, source: str, verified: bool, bench: bool, say: 
                     say(line)
 
 
-def _one_shape(library: Path, w: Gemm) -> str:
+def one_shape(library: Path, w: Gemm) -> str:
     """A source with the ABI of one shape, which calls the library."""
     extents = f"{w.m}, {w.n}, {w.k}, {w.batch}"
     return stub({"KT_FILE": c_string(str(library)), "KT_EXTENTS": extents}) + _SHIM.read_text()

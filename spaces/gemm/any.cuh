@@ -38,7 +38,7 @@ KT_DEVICE void kt_copy_tile(kt_acc *to, const kt_element *from, i64 row0, i64 ro
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) kt_kernel(KT_PARAMETERS, i64 m, i64 n, i64 k, i64 batch) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) kt_kernel(KT_PARAMETERS, i64 m, i64 n, i64 k, i64 batch) {
     kt_acc *const tile_a = (kt_acc *)kt_shared, *const tile_b = tile_a + STEP * ROW;
     const kt_epilogue epilogue = KT_EPILOGUE_OPERANDS;
     const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;

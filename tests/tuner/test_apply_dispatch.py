@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from kt.logs.query import best_trials
 from kt.logs.record import Failure
 from kt.spaces.errors import KtError
 from kt.spaces.gemm import many
+from kt.spaces.kernel import Kernel
 from kt.spaces.target import CUDA_TARGETS, detect_cpu
 from kt.spaces.workload import Gemm, parse
 from kt.tuner import apply, pool, proof_shapes, shapes
@@ -214,6 +216,34 @@ def test_a_cuda_file(real_kt: Kt, cuda_logs: Path) -> None:
     assert real_kt("apply", cuda_logs, "--dispatch").refused("measured on NVIDIA H200")
     words = ("apply", cuda_logs, "--dispatch", "--any-device", "--format", "python")
     assert real_kt(*words).refused("--dispatch writes cu")
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+def test_nvcc_builds_it(cuda_logs: Path, tmp_path: Path) -> None:
+    write_log(cuda_logs / "2.jsonl", "gemm 128x72x136 dtype=bf16", is_for_hopper, run="run2")
+    source = apply(cuda_logs, any_device=True, dispatch=True)
+    (tmp_path / "kernel.cu").write_text(source)
+    build = re.search(r"build +(nvcc .*)", source)
+    assert build
+    subprocess.run(build[1].split(), cwd=tmp_path, check=True)
+    library = Library(ctypes.CDLL(str(tmp_path / "kernel.so")), cuda=True)
+    w = gemm("gemm 128x72x136 dtype=bf16")
+    assert describe(library, w)["family"] == "wgmma"
+    assert describe(library, replace(w, m=127)) == {}
+    assert library.launch((128, 72, 0, 1), [4096] * 3, 4096) == -1
+    assert library.launch((128, 72, 136, 1), [4096, 4096, 4104], 4096) == -2
+    shim = proof_shapes.one_shape(tmp_path / "kernel.so", w)
+    (tmp_path / "one.cu").write_text(shim)
+    command = [*build[1].split()[:-3], "-o", "one.so", "one.cu"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    one = ctypes.CDLL(str(tmp_path / "one.so"))
+    one.kt_workspace_bytes.restype = ctypes.c_size_t
+    assert one.kt_workspace_bytes() == library.workspace_bytes(128, 72, 136, 1)
+    assert one.kt_launch((ctypes.c_void_p * 3)(4096, 4096, 4104), None, None) == -2
+
+
+def is_for_hopper(kernel: Kernel) -> bool:
+    return kernel.family == "wgmma"
 
 
 @pytest.mark.parametrize(
