@@ -92,7 +92,7 @@ def apply_command(
             raise SettingsError("--dispatch holds tuned kernels: leave --predict out")
         shapes, without = _shapes(found, words, flags, any_device, trial, form)
         for why in without:
-            print(f"kt: left out, {why}", file=sys.stderr)
+            print(f"kt: left out: {why}", file=sys.stderr)
         emission = _emission_of_shapes(shapes, log.name)
     else:
         if predict:

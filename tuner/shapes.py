@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kt.logs.query import Run
-from kt.spaces.errors import LogError, SettingsError, WorkloadError
+from kt.spaces.errors import KtError, LogError, SettingsError, TargetError, WorkloadError
 from kt.spaces.gemm import many
 from kt.spaces.target import Target
 from kt.spaces.workload import OPERATORS, Gemm, parse
@@ -58,18 +58,17 @@ def choose_shapes(
     `words` name workloads, or operators, all of whose shapes are meant; without words all of the
     log. `flags` restrict them. Raises LogError when they are not of one kind.
     """
-    chosen, without = list[Chosen](), list[str]()
-    texts = _asked(found, words, flags)
-    for text in texts:
+    chosen, without = list[Chosen](), dict[str, KtError]()
+    for text in _asked(found, words, flags):
         try:
             chosen.append(choose(found, [text], {}, any_device, None))
-        except LogError as error:
-            without.append(str(error))
+        except (LogError, TargetError) as error:  # nothing valid, or of another device
+            without[text] = error
     if not chosen:
-        raise LogError(without[0] if without else "--dispatch: the log has no such workload")
+        raise next(iter(without.values()))
     _refuse_mixed(chosen)
     workloads = sorted(chosen, key=lambda c: (c.workload.flops, str(c.workload)))
-    return Shapes(tuple(workloads)), without
+    return Shapes(tuple(workloads)), [f"'{text}': {error}" for text, error in without.items()]
 
 
 def _asked(

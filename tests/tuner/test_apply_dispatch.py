@@ -175,7 +175,7 @@ def test_a_shape_without_a_result_is_left_out(real_kt: Kt, logs: Path, tmp_path:
     log = edited(logs / "a.jsonl", tmp_path / "log.jsonl", fail)
     ran = real_kt("apply", log, "--dispatch", "--dtype", "fp32", "-o", "k.c")
     assert ran.code == 0 and "2 tuned shapes" in ran.out
-    assert f"left out, the log has no valid result for '{TUNED[1]}'" in ran.err
+    assert f"left out: '{TUNED[1]}': the log has no valid result" in ran.err
     assert real_kt("apply", log, TUNED[1], "--dispatch").refused("no valid result", "SIGSEGV")
 
 
@@ -186,6 +186,15 @@ def test_one_file_is_for_one_device(real_kt: Kt, tmp_path: Path) -> None:
         write_log(folder / f"{name}.jsonl", text, target=CUDA_TARGETS[name], run=name)
     ran = real_kt("apply", folder, "--dispatch", "--any-device")
     assert ran.refused("for one device", "NVIDIA H200", "NVIDIA A100", "'gemm 8x64x256 dtype=bf16'")
+
+
+def test_what_another_device_measured_is_left_out(real_kt: Kt, logs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    shutil.copytree(logs, folder)
+    write_log(folder / "h200.jsonl", f"gemm 7x64x256 {OPTIONS}")
+    ran = real_kt("apply", folder, "--dispatch", "--dtype", "fp32", "-o", "k.c")
+    assert ran.code == 0 and "3 tuned shapes" in ran.out
+    assert f"left out: 'gemm 7x64x256 {OPTIONS}': measured on NVIDIA H200" in ran.err
 
 
 def test_other_operators(real_kt: Kt, tmp_path: Path) -> None:
