@@ -6,6 +6,7 @@ The kernel's own host launcher (`kt_launch`) is what runs, so that is tested too
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -24,22 +25,53 @@ def available() -> bool:
     return shutil.which("g++") is not None
 
 
-def _source(kernel: Kernel) -> str:
-    """The kernel's text with the emulator in the place of the PTX header."""
+def _headers() -> tuple[str, str]:
+    """The body of the PTX header, and what the emulator puts in its place."""
     real = (DEVICE_HEADERS / "ptx.cuh").read_text()
     fake = (EMULATOR / "ptx.cuh").read_text()
     start, end = "// ---- conversions and approximations", "#endif\n"
     body = real[real.index(start) : real.rindex(end)]
+    return body, fake[fake.index("// ---- CUDA") : fake.rindex(end)]
+
+
+def _arguments(count: str) -> str:
+    return f"\nextern const int emu_arguments; const int emu_arguments = {count};\n"
+
+
+def _source(kernel: Kernel) -> str:
+    """The kernel's text with the emulator in the place of the PTX header."""
+    body, fake = _headers()
     assert kernel.source.count(body) == 1, "the source holds the PTX header once"
-    fake_body = fake[fake.index("// ---- CUDA") : fake.rindex(end)]
-    arguments = "\nextern const int emu_arguments; const int emu_arguments = KT_ARGUMENTS + 1;\n"
-    return kernel.source.replace(body, fake_body) + arguments
+    return kernel.source.replace(body, fake) + _arguments("KT_ARGUMENTS + 1")
+
+
+def _source_of_many(source: str, extents: int) -> str:
+    """The text of kernels in namespaces, each with an emulator of its own; the one for any shape
+    takes `extents` more arguments."""
+    body, fake = _headers()
+    headers = "\n".join(re.findall(r"^#include <.*>$", fake, re.MULTILINE))
+    fake = re.sub(r"^#include <.*>$", "", fake, flags=re.MULTILINE)
+    source = source.replace(body, fake)
+
+    def close(match: re.Match[str]) -> str:
+        more = extents if match[1] == "kt_any" else 0
+        return _arguments(f"KT_ARGUMENTS + 1 + {more}") + match[0]
+
+    return headers + "\n" + re.sub(r"^} // namespace (\w+)$", close, source, flags=re.MULTILINE)
 
 
 def build(kernel: Kernel, directory: Path) -> ctypes.CDLL:
+    return _build(_source(kernel), directory)
+
+
+def build_many(source: str, extents: int, directory: Path) -> ctypes.CDLL:
+    return _build(_source_of_many(source, extents), directory)
+
+
+def _build(text: str, directory: Path) -> ctypes.CDLL:
     directory.mkdir(parents=True, exist_ok=True)
     source, library = directory / "kernel.cpp", directory / "kernel.so"
-    source.write_text(_source(kernel))
+    source.write_text(text)
     command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-include",
                str(EMULATOR / "cuda_keywords.h"), "-o", str(library), str(source)]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True)

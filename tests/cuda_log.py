@@ -28,7 +28,11 @@ H200 = CUDA_TARGETS["h200"]
 
 
 def write_log(
-    path: Path, text: str, wanted: Callable[[Kernel], bool] | None = None, target: Target = H200
+    path: Path,
+    text: str,
+    wanted: Callable[[Kernel], bool] | None = None,
+    target: Target = H200,
+    run: str = "abc",
 ) -> Path:
     """One timed trial of a workload: its default θ, or the first sampled that is `wanted`."""
     workload = parse(text)
@@ -36,17 +40,17 @@ def write_log(
     points = space.defaults().tolist() + space.sample(np.random.default_rng(0), 512).tolist()
     point = next(p for p in points if wanted is None or wanted(space.kernel(p)))
     header = RunRecord(
-        run="abc", kt="0", seed=0, settings=Settings(), target=target, workloads=(text,),
+        run=run, kt="0", seed=0, settings=Settings(), target=target, workloads=(text,),
         spaces=(space.digest,), bounds={workload.dtype: Bound(1e12, 1e12)}, versions={},
         environment={}, time="2026-01-01",
     )  # fmt: skip
     entry = Entry(0, space.family_of(point), space.theta(point), "default")
     batch = BatchRecord(
-        run="abc", batch=0, workload=text, entries=(entry,), predicted=(None,),
+        run=run, batch=0, workload=text, entries=(entry,), predicted=(None,),
         model=ModelReport(), time="now",
     )  # fmt: skip
     trial = TrialRecord(
-        run="abc", trial=0, batch=0, workload=text, family=entry.family, theta=entry.knobs,
+        run=run, trial=0, batch=0, workload=text, family=entry.family, theta=entry.knobs,
         outcome=Timing((5.0,), 5.0), seconds=Seconds(), time="now",
     )  # fmt: skip
     with Journal(path) as journal:

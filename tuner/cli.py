@@ -179,6 +179,7 @@ def tune(**options: Any) -> int:
 @click.option("--bench", is_flag=True, help="Time it against the default and the vendor library.")
 @click.option("--any-device", is_flag=True, help="Also a kernel measured on another device.")
 @click.option("--predict", is_flag=True, help="Of a shape never tuned, by the model of LOG's.")
+@click.option("--dispatch", is_flag=True, help="One file with the best kernel of every shape.")
 @TRIAL
 @RUN
 @click.option("--force", is_flag=True, help="Overwrite a file that is not a kt kernel.")
@@ -193,6 +194,13 @@ def apply(**options: Any) -> int:
     python  a module that needs CuPy and not kt; takes tensors of torch, CuPy, JAX …; for its
             workload it has torch's conv2d or scaled_dot_product_attention
     json    the record
+
+    With --dispatch the file holds the best kernel of every gemm of LOG (or of the WORKLOADs named),
+    and a plain one for any other extents; kt_launch_gemm(m, n, k, batch, args, workspace) chooses.
+    Its shapes have the rest in common: where LOG has several, restrict it, as in
+
+    
+    kt apply runs/ gemm --dispatch --dtype bf16 --layout nt -o gemm.cu
     """
     from .apply import apply_command
 

@@ -11,6 +11,7 @@ from kt.logs.record import Failure, Settings
 from kt.spaces.errors import KtError, TargetError
 from kt.spaces.kernel import Kernel
 from kt.spaces.target import Target, detect_cpu
+from kt.spaces.workload import Workload
 
 from . import text
 from .devices import detect_gpu, has_nvidia_driver
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 SEEDS = (101, 102, 103)
 """Inputs that no tuning run with a small seed has seen."""
 _BENCH_SECONDS = 2.0
-_BUILD_SECONDS = 300.0
+BUILD_SECONDS = 300.0
 
 Say = Callable[[str], None]
 
@@ -51,51 +52,55 @@ class Proven:
         return detect_gpu("--verify and --bench")
 
 
-def prove(proven: Proven, verify: bool, bench: bool, say: Say) -> None:
+def prove(proven: Proven, verified: bool, bench: bool, say: Say) -> None:
     """Compiles the source and does what is asked; `say` gets the results as lines.
 
     Raises ProofError for the first thing that is wrong.
     """
     from .pool import LocalMeasurer
 
-    settings = Settings(build_timeout=_BUILD_SECONDS)
+    settings = Settings(build_timeout=BUILD_SECONDS)
     with LocalMeasurer(proven.target(), settings, SEEDS[0]) as measurer:
-        binary = _built(measurer, proven.source, proven.language, "the emitted kernel")
+        binary = built(measurer, proven.source, proven.language, "the emitted kernel")
         if proven.language == "cuda":
             binary = binary.started_by(proven.kernel)
         measurer.prepare([proven.kernel.workload])
-        if verify:
-            say(_verify(measurer, binary, proven))
+        if verified:
+            say(verify(measurer, binary, proven.kernel.workload))
         if bench:
-            for line in _bench(measurer, binary, proven):
+            for line in bench_lines(measurer, binary, proven):
                 say(line)
 
 
-def _built(measurer: LocalMeasurer, source: str, language: str, what: str) -> Binary:
-    built = measurer.build_source(source, language)
-    if isinstance(built, Failure):
-        detail = f"\n{built.detail}" if built.detail else ""
-        raise ProofError(f"{what} does not compile: {built.message}{detail}")
-    return built
+def built(measurer: LocalMeasurer, source: str, language: str, what: str) -> Binary:
+    """The binary of a source; raises ProofError when `what` does not compile."""
+    made = measurer.build_source(source, language)
+    if isinstance(made, Failure):
+        detail = f"\n{made.detail}" if made.detail else ""
+        raise ProofError(f"{what} does not compile: {made.message}{detail}")
+    return made
 
 
-def _verify(measurer: LocalMeasurer, binary: Binary, proven: Proven) -> str:
-    found = measurer.verify_binary(binary, proven.kernel.workload, SEEDS)
+def verify(
+    measurer: LocalMeasurer, binary: Binary, workload: Workload, what: str = "the emitted kernel"
+) -> str:
+    """Checks a binary on several inputs; raises ProofError when `what` is wrong."""
+    found = measurer.verify_binary(binary, workload, SEEDS)
     if found.failure:
-        raise ProofError(f"the emitted kernel is wrong: {found.failure}")
+        raise ProofError(f"{what} is wrong: {found.failure}")
     return (
         f"verified: {found.launches} launches on {len(SEEDS)} sets of inputs agree with the "
         f"float64 reference, largest relative error {found.error:.2g}"
     )
 
 
-def _bench(measurer: LocalMeasurer, binary: Binary, proven: Proven) -> list[str]:
+def bench_lines(measurer: LocalMeasurer, binary: Binary, proven: Proven) -> list[str]:
     """Emitted, default and vendor; where another compiler made the measured binary, that too."""
     rivals = {"default": proven.default}
     if proven.language == "nvcc":
         rivals = {"tuned": proven.kernel, **rivals}
     binaries = [binary] + [
-        _built(measurer, kernel.source, kernel.language, f"the {name} kernel").started_by(kernel)
+        built(measurer, kernel.source, kernel.language, f"the {name} kernel").started_by(kernel)
         for name, kernel in rivals.items()
     ]
     names = ["emitted", *rivals, "vendor"]

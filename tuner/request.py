@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kt.spaces.errors import LogError, SettingsError, WorkloadError
@@ -22,7 +22,8 @@ def workloads_of(
             "or --workloads FILE"
         )
     found: list[Workload] = []
-    for place, group in [*_groups(words), *(_lines(file) if file else ())]:
+    given = [("", group) for group in groups_of(words)]
+    for place, group in [*given, *(_lines(file) if file else ())]:
         try:
             workload = parse(with_flags(group, flags), default_dtype)
             if workload in found:
@@ -63,16 +64,14 @@ def _written(words: Iterable[str], options: Mapping[str, Option]) -> dict[str, s
     return {field: value for field, value in found if field in options}
 
 
-def _groups(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def groups_of(words: Sequence[str]) -> list[list[str]]:
     """Words split where an operator's name begins another workload."""
-    group: list[str] = []
+    groups: list[list[str]] = [[]] if words else []
     for word in (w for text in words for w in text.split()):
-        if word.lower() in OPERATORS and group:
-            yield "", group
-            group = []
-        group.append(word)
-    if group or words:
-        yield "", group
+        if word.lower() in OPERATORS and groups[-1]:
+            groups.append([])
+        groups[-1].append(word)
+    return groups
 
 
 def _lines(file: Path) -> list[tuple[str, list[str]]]:

@@ -293,7 +293,7 @@ enum { cudaSuccess = 0, cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 static inline cudaError_t cudaFuncSetAttribute(const void *, int, int bytes) { return bytes > 227 * 1024; }
 static cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **p, size_t shared, cudaStream_t) {
     if (shared > 227 * 1024 || block.x > EMU_THREADS) return 1;
-    void *a[8] = {};
+    void *a[12] = {};
     int count = 0;
     extern const int emu_arguments;
     for (; count < emu_arguments; count++) a[count] = *(void **)p[count];
@@ -304,7 +304,8 @@ static cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void *
             case 5: return ((void (*)(void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4]);
             case 6: return ((void (*)(void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5]);
             case 7: return ((void (*)(void *, void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6]);
-            default: return ((void (*)(void *, void *, void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7]);
+            // Surplus arguments go unread.
+            default: return ((void (*)(void *, void *, void *, void *, void *, void *, void *, void *, void *, void *, void *, void *))f)(a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11]);
         }
     };
     std::vector<unsigned> order(grid.x);

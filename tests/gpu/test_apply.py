@@ -101,6 +101,34 @@ def test_a_wrong_file_is_refused(log: Path) -> None:
         proof.prove(wrong, True, False, print)
 
 
+def test_one_file_of_many_shapes(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    options = "layout=nt epilogue=bias+relu dtype=bf16"
+    shapes = ("24x1000x2048", "8x1024x1024", "256x512x320", "33x17x65 batch=3")
+    for i, shape in enumerate(shapes):
+        wanted = zeroes_its_workspace if i < 2 else None
+        write_log(folder / f"{i}.jsonl", f"gemm {shape} {options}", wanted, here(), f"run{i}")
+    done = kt("apply", folder, "--dispatch", "-o", tmp_path / "k.cu", "--verify", "--bench")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(tuned): verified:") == len(shapes)
+    assert done.stdout.count("(any extents): verified:") >= 4
+    ratios = [float(x.split()[0]) for x in done.stdout.split("emitted / tuned: ")[1:]]
+    assert len(ratios) == len(shapes) and all(0.85 < ratio < 1.15 for ratio in ratios)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp32", "fp64", "int8"])
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_any_extents(dtype: str, layout: str, tmp_path: Path) -> None:
+    log = write_log(
+        tmp_path / "log.jsonl", f"gemm 96x64x40 layout={layout} epilogue=scale+relu dtype={dtype}",
+        target=here(),
+    )  # fmt: skip
+    done = kt("apply", log, "--dispatch", "-o", tmp_path / "k.cu", "--verify")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("(any extents): verified:") == 5
+
+
 # -- the module -----------------------------------------------------------------------------------
 
 
