@@ -35,8 +35,6 @@ from kt.tuner.api import effective_settings
 from kt.tuner.devices import tuning_target
 from kt.tuner.pool import LocalMeasurer
 
-SETTINGS = {"batch_size": 8}
-"""Of the runs: with 64 trials, batches of 16 would leave the model only two to choose."""
 TUNING_SECONDS, COMPARING_SECONDS = 10.0, 6.0
 """What a shape may take, the float64 references apart."""
 REFERENCE_FLOPS = 4e11
@@ -139,10 +137,10 @@ def main() -> None:
     except KtError as error:
         sys.exit(str(error))
     workloads = shard_of(list(map(parse, one.workloads)), index, count)
-    settings = effective_settings(target, {"trials": GRID_TRIALS, **SETTINGS})
+    settings = effective_settings(target, {"trials": GRID_TRIALS})
     builders = max(1, usable_cores() // count)
     with LocalMeasurer(target, settings, builders=builders) as measurer:
-        bench = Bench(GRID, target, measurer, GRID_TRIALS, TUNING_SECONDS, SETTINGS)
+        bench = Bench(GRID, target, measurer, GRID_TRIALS, TUNING_SECONDS)
         results = Results(one.device, GRID, fingerprint(bench), LIBRARIES, given.commit)
         missing = measured(bench, results, workloads, end, given.out)
     print(*["", *missing], sep="\n")

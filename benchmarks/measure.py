@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,6 @@ class Bench:
     trials: int
     seconds: float
     """For tuning a workload; 0: no limit."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Others of the runs, where they are not the device's defaults."""
 
     @property
     def one(self) -> BenchmarkClass:
@@ -104,7 +102,7 @@ class Bench:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         limits = {"trials": self.trials, "seconds": self.seconds, "family": self.one.family}
-        settings = effective_settings(self.target, {**limits, **self.settings})
+        settings = effective_settings(self.target, limits)
         tune([workload], self.target, log, self.measurer, settings, earlier=earlier)
         return compressed(log)
 

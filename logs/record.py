@@ -24,6 +24,10 @@ Span = Annotated[float, Meta(ge=0, lt=1e12)]
 Limit = Annotated[float, Meta(gt=1e-6, lt=1e24)]
 """Of a device, a second."""
 
+LEAST_WEIGHT, MOST_WEIGHT = 1e-9, 1e9
+Weight = Annotated[float, Meta(ge=LEAST_WEIGHT, le=MOST_WEIGHT)]
+"""Of a workload's time beside the others', for the scheduler by gain."""
+
 SCHEMA = 1
 """Version of this schema; a reader refuses a newer one."""
 
@@ -145,6 +149,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     bounds: dict[str, Bound]  # by dtype
     vendor_us: dict[str, Time] = {}  # by workload: the vendor library's time, where measured
     warm: dict[str, tuple[WarmStart, ...]] = {}  # by workload
+    weights: dict[str, Weight] = {}  # by workload: what its time counts, 1 where absent
     versions: dict[str, str]
     environment: dict[str, str | int | float | bool]
     boot: str = ""

@@ -208,9 +208,7 @@ def test_the_grid_learns_from_its_own_logs_and_goes_on(
 ) -> None:
     rows = importlib.import_module("rows")
     texts = [f"gemm {n}x256x256 dtype=fp16" for n in (64, 128, 256)]
-    bench = measure.Bench(
-        grid.GRID, CUDA_TARGETS["h200"], Device(on_gpu), 24, 60.0, {"batch_size": 8}
-    )
+    bench = measure.Bench(grid.GRID, CUDA_TARGETS["h200"], Device(on_gpu), 24, 60.0)
     results = rows.Results("nvidia-h200", grid.GRID, {}, (), "abc")
     shapes = list(map(parse, texts))
     end = float("inf")
@@ -220,7 +218,7 @@ def test_the_grid_learns_from_its_own_logs_and_goes_on(
     assert grid.measured(bench, again, shapes, end, None) == []
     assert len(capsys.readouterr().out.splitlines()) == 1  # the others have rows
     headers = [runs(read_log(bench.packed_log(shape)).records)[0].header for shape in shapes]
-    assert not headers[0].warm and headers[0].settings.batch_size == 8
+    assert not headers[0].warm
     assert {start.workload for start in headers[1].warm[texts[1]]} == {texts[0]}
     assert {start.workload for start in headers[2].warm[texts[2]]} == set(texts[:2])
     again.rows.clear()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from kt.logs.record import Settings
+from kt.logs.record import LEAST_WEIGHT, MOST_WEIGHT, Settings
 from kt.spaces.errors import SettingsError
 from kt.spaces.families import space_of
 from kt.spaces.target import Target
@@ -63,13 +63,15 @@ def tune(
     bundle: str | Path | None = None,
     view: View | None = None,
     measurer: Measurer | None = None,
+    weights: Sequence[float] | None = None,
     **settings: Any,
 ) -> Result:
     """Tunes one or several workloads, for example `tune("gemm 512x512x512 dtype=fp32")`.
 
     Everything is appended to `log`, a file or a directory; `settings` are fields of
     `kt.logs.record.Settings`, such as `trials=64` or `seconds=30.0`. `gpus` are the indices of
-    those to measure on (default: all that are alike); binaries in `bundle` are not built again. A
+    those to measure on (default: all that are alike); binaries in `bundle` are not built again.
+    `weights` say what a microsecond of each workload counts for `scheduler="gain"`. A
     `measurer` of the caller's replaces the local one and is left open. Raises KtError for what the
     caller must change.
     """
@@ -80,6 +82,7 @@ def tune(
     if builders is not None:
         _check("--builders", builders, 1, 256)
     effective = effective_settings(device, settings)
+    counted = _weighted(parsed, weights) if weights else None
     for workload in parsed:
         space_of(workload, device, effective.family)  # refused before any process is started
     with ExitStack() as stack:
@@ -88,7 +91,17 @@ def tune(
             chosen = chosen_gpus(device, gpus)
             local = local_measurer(device, effective, seed, builders, chosen, bundles)
             measurer = stack.enter_context(closing(local))
-        return run(parsed, device, Path(log), measurer, effective, seed, resume, view)
+        return run(
+            parsed, device, Path(log), measurer, effective, seed, resume, view, weights=counted
+        )
+
+
+def _weighted(workloads: Sequence[Workload], weights: Sequence[float]) -> dict[Workload, float]:
+    if len(weights) != len(workloads):
+        raise SettingsError(f"weights: {len(weights)} for {len(workloads)} workloads")
+    for weight in weights:
+        _check("weight", weight, LEAST_WEIGHT, MOST_WEIGHT)
+    return dict(zip(workloads, weights, strict=True))
 
 
 def effective_settings(target: Target, given: Mapping[str, Any]) -> Settings:

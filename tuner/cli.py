@@ -57,7 +57,8 @@ def cli() -> None:
     "file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="One workload a line; # begins a comment. All share the model.",
+    help="One workload a line; # begins a comment. All share the model. A line's weight=NUMBER is "
+    "what its time counts for --scheduler gain.",
 )
 @workload_options()
 @click.option(

@@ -109,7 +109,7 @@ class Guided:
 
     def _sweep(self, state: State) -> Points:
         """Unproposed one-knob variations of the best few, by predicted score."""
-        points = state.variations()
+        points = state.variations(3)
         if not len(points):
             return points
         return points[np.lexsort((points, -self._score(points)))]

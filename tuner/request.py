@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from kt.logs.record import LEAST_WEIGHT, MOST_WEIGHT
 from kt.spaces.errors import LogError, SettingsError, WorkloadError
 from kt.spaces.workload import OPERATORS, Option, Workload, parse
 
@@ -16,22 +17,47 @@ def workloads_of(
     words: Sequence[str], flags: Mapping[str, str | None], file: Path | None, default_dtype: str
 ) -> list[Workload]:
     """Every workload asked for, in order. `flags` are option texts by field, and hold for all."""
+    return list(weighted_workloads(words, flags, file, default_dtype))
+
+
+def weighted_workloads(
+    words: Sequence[str], flags: Mapping[str, str | None], file: Path | None, default_dtype: str
+) -> dict[Workload, float]:
+    """`workloads_of` with the weight of each: 1 where its line of the file has no `weight=`."""
     if file is None and not words:
         raise WorkloadError(
             f"no workload: accepts {', '.join(f'{n} {k.SHAPE}' for n, k in OPERATORS.items())}, "
             "or --workloads FILE"
         )
-    found: list[Workload] = []
+    found: dict[Workload, float] = {}
     given = [("", group) for group in groups_of(words)]
     for place, group in [*given, *(_lines(file) if file else ())]:
         try:
+            weight = _weight(group) if place else 1.0
             workload = parse(with_flags(group, flags), default_dtype)
             if workload in found:
                 raise WorkloadError(f"'{workload}' is given twice")
         except WorkloadError as error:
             raise WorkloadError(f"{place}{error}") from None
-        found.append(workload)
+        found[workload] = weight
     return found
+
+
+def _weight(words: list[str]) -> float:
+    """Takes `weight=NUMBER` out of a line's words."""
+    given = [word for word in words if word.lower().startswith("weight=")]
+    if not given:
+        return 1.0
+    words[:] = [word for word in words if word not in given]
+    text = given[-1].partition("=")[2]
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = 0.0
+    if len(given) > 1 or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+        accepts = f"one number of {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+        raise WorkloadError(f"{' '.join(given)}: accepts {accepts}")
+    return weight
 
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:

@@ -31,7 +31,11 @@ def fewest_batches(states: Sequence[State], among: Sequence[int]) -> int | None:
 
 
 def most_gain(
-    states: Sequence[State], among: Sequence[int], surrogate: Surrogate, preset: Preset
+    states: Sequence[State],
+    weights: Sequence[float],
+    among: Sequence[int],
+    surrogate: Surrogate,
+    preset: Preset,
 ) -> int | None:
     """The workload whose next batch is expected to save most time, once each has had its first few.
 
@@ -40,29 +44,27 @@ def most_gain(
     fewest = fewest_batches(states, among)
     if fewest is None or states[fewest].batches < preset.first_batches:
         return fewest
-    modelled = surrogate.ready()
-    gains = {
-        i: _expected_gain(states[i], surrogate if modelled else None, i, preset) for i in among
-    }
-    return max(among, key=lambda i: (gains[i], -states[i].batches, -i))
+    modelled = surrogate if surrogate.ready() else None
+    gains = {i: weights[i] * _saved_us(states[i], modelled, i, preset) for i in among}
+    return max(among, key=lambda i: (round(gains[i], 6), -states[i].batches, -i))
 
 
-def _expected_gain(state: State, surrogate: Surrogate | None, which: int, preset: Preset) -> float:
-    """Microseconds a launch that a batch may save: the mean of what the last ones did, and of what
-    the model sees in reach, halved for each batch that did not keep such a promise.
+def _saved_us(state: State, surrogate: Surrogate | None, which: int, preset: Preset) -> float:
+    """Microseconds a launch that the next batch may save.
+
+    The mean of what the last ones did and of what the model sees in reach, the latter halved for
+    each batch that did not keep such a promise.
     """
     if state.best_us is None:
         return 0.0
     seen = 0.0 if surrogate is None else _in_reach(state, surrogate, which)
     promised = state.best_us * seen * 0.5**state.stale
-    return round((state.saved_us(preset.looking_back) + promised) / 2, 6)
+    return (state.saved_us(preset.looking_back) + promised) / 2
 
 
 def _in_reach(state: State, surrogate: Surrogate, which: int) -> float:
-    """Share of the best time that the best predicted variation of the best points would save."""
-    points = state.variations()
-    if state.best_point is None or not len(points):
-        return 0.0
-    best = float(surrogate.predict(which, np.array([state.best_point]))[0])
-    top = float(surrogate.predict(which, points).max())
-    return 1 - best / top if top > best > 0 else 0.0
+    """Share of the best time that the best predicted variation of the best point would save."""
+    points = np.append(state.best_measured(1), state.variations(1))
+    scores = surrogate.predict(which, points)
+    best, top = float(scores[0]), float(scores.max())
+    return 1 - best / top if best > 0 else 0.0

@@ -56,14 +56,17 @@ class Search:
         seed: int,
         preset: Preset | None = None,
         lessons: Sequence[Lesson] = (),
+        weights: Sequence[float] = (),
     ) -> None:
         """`preset` stands in for the one that `settings` names, for experiments.
 
-        `lessons` are what earlier logs teach the model, where the preset wants that.
+        `lessons` are what earlier logs teach the model, where the preset wants that; `weights` what
+        a microsecond of each workload counts for the scheduler (default: 1).
         """
         self.states = [State(space, w) for space, w in zip(spaces, warm, strict=True)]
         self._settings, self._seed = settings, seed
         self._scheduler = checked_scheduler(settings.scheduler)
+        self._weights = tuple(weights) or (1.0,) * len(spaces)
         self._models = settings.strategy in MODEL_OF
         self._preset = preset or preset_of(settings)
         self._surrogate = Surrogate(
@@ -83,6 +86,8 @@ class Search:
         ]
         self._batch = 0
         self._exhausted = [False] * len(self.states)
+        self._turn: int | None = None
+        """Known until a batch is proposed or observed."""
 
     def propose(self, room: Sequence[int]) -> Proposal | None:
         """The next batch, at most `room` entries by workload; only these count as proposed.
@@ -91,6 +96,7 @@ class Search:
         """
         while (which := self.turn()) is not None and room[which] > 0:
             proposal = self._propose(self._batch, which).first(room[which])
+            self._turn = None
             if len(proposal.points):
                 self._batch += 1
                 self.states[which].propose(proposal.points)
@@ -104,6 +110,7 @@ class Search:
         pairs = zip(proposal.points.tolist(), proposal.predicted, strict=True)
         predicted = [p for point, p in pairs if point in done]
         self.states[proposal.which].observe(observations)
+        self._turn = None
         if self._models:
             self._surrogate.judge(proposal.which, predicted, observations)
             self._surrogate.learn(proposal.which, observations)
@@ -114,10 +121,15 @@ class Search:
 
     def turn(self) -> int | None:
         """The workload that the scheduler gives the next batch; None when all ended."""
+        if self._turn is None:
+            self._turn = self._scheduled()
+        return self._turn
+
+    def _scheduled(self) -> int | None:
         open_ = [i for i, ended in enumerate(self._exhausted) if not ended]
         if self._scheduler == "even":
             return fewest_batches(self.states, open_)
-        return most_gain(self.states, open_, self._surrogate, self._preset)
+        return most_gain(self.states, self._weights, open_, self._surrogate, self._preset)
 
     def _propose(self, number: int, which: int) -> Proposal:
         state = self.states[which]

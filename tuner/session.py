@@ -332,7 +332,8 @@ def search_of(header: RunRecord, spaces: Sequence[Space]) -> Search:
         for space, text in zip(spaces, header.workloads, strict=True)
     ]
     lessons = lessons_of(header.warm, spaces[0].target, header.settings.family)
-    return Search(spaces, warm, header.settings, header.seed, lessons=lessons)
+    weights = [header.weights.get(text, 1.0) for text in header.workloads]
+    return Search(spaces, warm, header.settings, header.seed, lessons=lessons, weights=weights)
 
 
 def mismatch(spaces: Sequence[Space], proposal: Proposal | None, logged: BatchRecord) -> str | None:

@@ -17,7 +17,7 @@ from .api import DTYPE, effective_settings, tune
 from .bundle import build_bundle
 from .console import view_of
 from .devices import described_target, tuning_target
-from .request import workloads_of
+from .request import weighted_workloads
 from .signals import Interrupts
 from .summary import nothing_valid
 from .text import number_of, printable
@@ -54,7 +54,8 @@ def tune_command(
         raise SettingsError("--build-only writes a new bundle: it needs -o DIR, and -o needs it")
     device = described_target(target) if build_only else tuning_target(target)
     effective = effective_settings(device, settings)
-    workloads = workloads_of(words, options, file, DTYPE[device.kind])
+    weighted = weighted_workloads(words, options, file, DTYPE[device.kind])
+    workloads = list(weighted)
     for workload in workloads:
         space_of(workload, device, effective.family)  # refused before a view says what is prepared
     if output is not None:
@@ -64,7 +65,8 @@ def tune_command(
             with view_of(as_json, plain, quiet, interrupts.stdout_closed) as view:
                 result = tune(
                     workloads, target=device, log=log, seed=seed, resume=resume,
-                    builders=builders, gpus=gpus, bundle=bundle, view=view, **settings,
+                    builders=builders, gpus=gpus, bundle=bundle, view=view,
+                    weights=list(weighted.values()), **settings,
                 )  # fmt: skip
         except KeyboardInterrupt:
             if interrupts.caught in interrupts.SIGNALS:

@@ -56,7 +56,7 @@ class State:
         recent = self._bests[-batches - 1 :]
         return (recent[0] - recent[-1]) / (len(recent) - 1) if len(recent) > 1 else 0.0
 
-    def variations(self, around: int = 3) -> Points:
+    def variations(self, around: int) -> Points:
         """Points never proposed that differ in one knob from one of the best few, ascending."""
         found = [self.space.around(int(point)) for point in self.best_measured(around)]
         points = np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,12 +107,14 @@ def tune(
     resume: bool = False,
     view: View | None = None,
     earlier: Sequence[Record] = (),
+    weights: Mapping[Workload, float] | None = None,
 ) -> Result:
     """Tunes `workloads` on `target` and appends everything to `log`.
 
     `log` is a file, or a directory in which a new file is made. With `resume` the newest run of
     these workloads in it goes on. A new run learns from what is in `log`, and from the records of
-    other logs in `earlier`. Raises KtError for what the user must change.
+    other logs in `earlier`. `weights` say what a workload's time counts beside the others', where
+    that is not 1. Raises KtError for what the user must change.
     """
     settings, started = settings or Settings(), time.monotonic()
     if not 0 <= seed < 2**63:
@@ -130,7 +132,8 @@ def tune(
             for workload, binary, trial in session.finished_binaries():
                 measurer.know(workload, binary, trial)
         else:
-            header = _header(workloads, target, settings, seed, place.warm, measurer)
+            counted = {str(w): weight for w, weight in (weights or {}).items() if weight != 1}
+            header = _header(workloads, target, settings, seed, place.warm, counted, measurer)
             journal.append(header, durable=True)
             claims.enter_context(Claim(place.path, header.run))
             session = Session(header, settings, journal)
@@ -197,6 +200,7 @@ def _header(
     settings: Settings,
     seed: int,
     warm: dict[str, tuple[WarmStart, ...]],
+    weights: dict[str, float],
     measurer: Measurer,
 ) -> RunRecord:
     spaces = [space_of(workload, target, settings.family) for workload in workloads]
@@ -205,6 +209,6 @@ def _header(
     return RunRecord(
         run=uuid.uuid4().hex[:12], kt=kt_version(), seed=seed, settings=settings, target=target,
         workloads=tuple(map(str, workloads)), spaces=tuple(space.digest for space in spaces),
-        bounds=bounds, vendor_us=vendor, warm=warm, versions=versions(),
+        bounds=bounds, vendor_us=vendor, warm=warm, weights=weights, versions=versions(),
         environment=measurer.environment(), boot=boot_id(), time=now(),
     )  # fmt: skip

@@ -14,10 +14,14 @@ from fakes import AnalyticMeasurer
 
 from kt.logs.query import Run
 from kt.logs.record import Failure, Outcome, Timing
-from kt.spaces.errors import SettingsError
+from kt.spaces.errors import SettingsError, WorkloadError
+from kt.spaces.workload import parse
+from kt.tuner import api
 from kt.tuner.api import effective_settings
 from kt.tuner.measure import Candidate, Measured
 from kt.tuner.replay import check_identity
+from kt.tuner.request import weighted_workloads
+from kt.tuner.tune import tune
 
 pytestmark = pytest.mark.usefixtures("fake_families")
 
@@ -73,6 +77,34 @@ def test_workloads_that_have_nothing_to_gain_stop_getting_batches(tmp_path: Path
 def test_the_longest_of_equals_gets_most(tmp_path: Path) -> None:
     found = batches(shared(tmp_path / "a.jsonl", {A: 1, B: 30, C: 1}))
     assert found[B] > 1.5 * max(found[A], found[C]) and min(found.values()) >= 2
+
+
+def test_a_weight_counts_like_a_longer_time(tmp_path: Path) -> None:
+    log, factors = tmp_path / "a.jsonl", {A: 1.0, B: 1.0, C: 1.0}
+    texts = list(map(parse, factors))
+    settings, measurer = effective_settings(CPU, GAIN), Scaled(dict(factors))
+    tune(texts, CPU, log, measurer, settings, weights={texts[0]: 1, texts[1]: 30})
+    run = read_run(log)
+    assert run.header.weights == {B: 30}
+    longest = shared(tmp_path / "b.jsonl", {A: 1, B: 30, C: 1})
+    assert batches(run)[B] == batches(longest)[B] > batches(run)[A]
+    assert not check_identity(run).difference
+
+
+def test_a_line_of_the_workloads_file_has_a_weight(tmp_path: Path) -> None:
+    file = tmp_path / "shapes.txt"
+    file.write_text(f"{A} weight=2.5\n{B}  # once\n")
+    weighted = weighted_workloads((), {}, file, "fp32")
+    assert weighted == {parse(A): 2.5, parse(B): 1.0}
+    for wrong in ("weight=0", "weight=x", "weight=nan", "weight=1 weight=2", "weight=1e10"):
+        file.write_text(f"{A} {wrong}")
+        with pytest.raises(WorkloadError, match=r"shapes.txt:1: weight=.* accepts one number of"):
+            weighted_workloads((), {}, file, "fp32")
+    with pytest.raises(WorkloadError, match="weight"):
+        weighted_workloads((f"{A} weight=2",), {}, None, "fp32")
+    for weights, says in (([1.0], "1 for 2 workloads"), ([1.0, -1.0], "weight -1.0: accepts")):
+        with pytest.raises(SettingsError, match=says):
+            api.tune([A, B], target=CPU, weights=weights, measurer=AnalyticMeasurer())
 
 
 def test_one_whose_kernels_all_fail_does_not_take_the_others_turns(tmp_path: Path) -> None:
