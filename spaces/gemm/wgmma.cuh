@@ -51,14 +51,6 @@ struct kt_barriers {
 template <int CLASSES> struct kt_operand_maps {
     const kt_tensor_map *of[CLASSES];
 
-    // Selected: `c` may differ between the CTAs of a cluster, and an index would put the array into local memory.
-    KT_DEVICE const kt_tensor_map &at(u32 c) const {
-        const kt_tensor_map *found = of[0];
-#pragma unroll
-        for (u32 i = 1; i < CLASSES; i++)
-            if (c == i) found = of[i];
-        return *found;
-    }
     // Elements from where the map of class `c` begins to its first row.
     static KT_DEVICE u32 shift(u32 c) { return CLASSES == 1 ? 0 : c * (u32)(A_LD * ELEMENT_BYTES % 16) % 16 / ELEMENT_BYTES; }
     KT_DEVICE void prefetch() const {
@@ -67,9 +59,9 @@ template <int CLASSES> struct kt_operand_maps {
     }
 };
 
-// This CTA's share of a tile, to all that need it: pieces of it that each lie in one class.
+// A share of a tile, to all that need it: pieces that each lie in one class.
 template <class Tile, int SHARES, int CLASSES>
-KT_DEVICE void kt_load_tile(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
+KT_DEVICE void kt_load_share(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
     constexpr u32 CLASS = Tile::OUTER / CLASSES, PIECE = Tile::OUTER / kt_max(SHARES, CLASSES), PIECES = Tile::OUTER / SHARES / PIECE;
 #pragma unroll
     for (u32 p = 0; p < PIECES; p++) {
@@ -78,9 +70,20 @@ KT_DEVICE void kt_load_tile(u32 to, const kt_operand_maps<CLASSES> &maps, u32 ba
         const u32 piece = to + at * (Tile::SLAB_BYTES / Tile::OUTER);
 #pragma unroll
         for (u32 i = 0; i < Tile::COUNT; i++) {
-            if (SHARES == 1) kt_load_box(piece + i * Tile::SLAB_BYTES, maps.at(c), barrier, x + i * Tile::WIDTH, y, batch);
-            else kt_load_box_to(piece + i * Tile::SLAB_BYTES, maps.at(c), barrier, x + i * Tile::WIDTH, y, batch, ctas);
+            if (SHARES == 1) kt_load_box(piece + i * Tile::SLAB_BYTES, *maps.of[c], barrier, x + i * Tile::WIDTH, y, batch);
+            else kt_load_box_to(piece + i * Tile::SLAB_BYTES, *maps.of[c], barrier, x + i * Tile::WIDTH, y, batch, ctas);
         }
+    }
+}
+
+// This CTA's share.
+template <class Tile, int SHARES, int CLASSES>
+KT_DEVICE void kt_load_tile(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
+    if constexpr (CLASSES == 1) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, share, ctas);
+    else { // maps and shifts are constants of each share: worked out they would take registers that the producer gave away
+#pragma unroll
+        for (u32 s = 0; s < SHARES; s++)
+            if (SHARES == 1 || s == share) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, s, ctas);
     }
 }
 
