@@ -147,6 +147,7 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
         ),
         *_cluster_rules(w, plan),
         *_store_rules(plan),
+        *([_strided_rule(plan)] if row_classes(w) > 1 else []),
         *raster_rules(lambda v: plan(v).m_clusters, lambda v: plan(v).n_clusters),
         *split_rules(lambda v: plan(v).tiles, lambda v: plan(v).k_tiles),
         split_waves_rule(target, lambda v: plan(v).tiles),
@@ -258,11 +259,6 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
             "a second buffer needs a second box of C",
         ),
         rule(
-            "store-strided",
-            lambda v: ~plan(v).strided | ~by_boxes(v),
-            "a strided A permutes the rows of a tile, and a box of C has them in order",
-        ),
-        rule(
             "store-sums",
             lambda v: (
                 (np.asarray(v["store"]) == "direct")
@@ -272,6 +268,14 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
             "sums for another kernel are stored directly",
         ),
     ]
+
+
+def _strided_rule(plan: PlanOf) -> Rule:
+    return rule(
+        "store-strided",
+        lambda v: ~plan(v).strided | ~plan(v).by_boxes,
+        "a strided A permutes the rows of a tile, and a box of C has them in order",
+    )
 
 
 def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, int | str]:
