@@ -34,7 +34,7 @@
 #endif
 #define KT_STORE_DIRECT 0 /* neighbouring pairs, as the accumulators lie */
 #define KT_STORE_TMA 1    /* boxes, through shared memory */
-#define KT_STORE_ROWS 2   /* rows in aligned words, through shared memory: where C's rows start anywhere */
+#define KT_STORE_ROWS 2   /* rows through shared memory, in vectors or, where they start anywhere, in words */
 #ifndef KT_STORE
 #define KT_STORE KT_STORE_DIRECT
 #endif
