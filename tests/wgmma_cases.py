@@ -28,11 +28,17 @@ NAMED = (
     "gemm 640x1920x64 epilogue=bias+silu+residual dtype=bf16",
     "gemm 1023x1024x1001 layout=nt dtype=tf32",
 )  # fmt: skip
-"""One tile, fewer tiles than SMs, more; k shorter than any ring; rows that must be repacked."""
+"""One tile, fewer tiles than SMs, more; k shorter than any ring; rows that start anywhere."""
 
 _LARGE = "gemm 2500x1336x264 batch=2 epilogue=bias+relu dtype=bf16"
 _SMALL = "gemm 328x712x1032 layout=tn dtype=fp16"
 _Wanted = Callable[[Mapping[str, Any]], bool]
+
+
+def _strided(v: Mapping[str, Any], store: str = "") -> bool:
+    return v["copy_a"] == "strided" and v["store"] in (store or v["store"])
+
+
 PROPERTIES: Mapping[str, tuple[str, _Wanted]] = {
     "ping-pong": (_LARGE, lambda v: v["pingpong"]),
     "ping-pong in clusters": (_LARGE, lambda v: v["pingpong"] and v["cluster_m"] > 1),
@@ -53,6 +59,38 @@ PROPERTIES: Mapping[str, tuple[str, _Wanted]] = {
     ),
     "rows of even length": (
         "gemm 1033x1254x264 epilogue=scale dtype=fp16", lambda v: v["store"] == "rows",
+    ),
+    "8 classes of rows": (
+        "gemm 1033x1256x263 epilogue=bias+relu dtype=bf16", lambda v: _strided(v, "rows"),
+    ),
+    "4 classes of rows": (
+        "gemm 1033x1255x262 epilogue=bias+residual dtype=fp16", lambda v: _strided(v, "rows"),
+    ),
+    "2 classes of rows": (
+        "gemm 700x712x516 batch=3 layout=nt epilogue=scale dtype=bf16", _strided,
+    ),
+    "classes in clusters": (
+        "gemm 1033x1256x263 dtype=bf16", lambda v: _strided(v) and v["cluster_n"] > 1,
+    ),
+    "classes in parts": (
+        "gemm 1033x1256x260 dtype=bf16", lambda v: _strided(v) and v["cluster_n"] == 4,
+    ),
+    "classes in ping-pong": (
+        "gemm 2500x1336x262 batch=2 dtype=bf16", lambda v: _strided(v) and v["pingpong"],
+    ),
+    "classes with split-K": (
+        "gemm 327x712x1031 dtype=fp16", lambda v: _strided(v) and v["split_k"] > 1,
+    ),
+    "classes in clusters along k": (
+        "gemm 200x264x2051 epilogue=bias+gelu dtype=bf16",
+        lambda v: _strided(v) and v["cluster_k"] == 4,
+    ),
+    "classes, three consumers": (
+        "gemm 2500x1336x263 dtype=bf16", lambda v: _strided(v, "rows") and v["consumers"] == 3,
+    ),
+    "classes of tf32": ("gemm 1023x1024x1001 layout=nt dtype=tf32", _strided),
+    "both repacked, many vectors": (
+        "gemm 2047x1027x1023 layout=tn dtype=bf16", lambda v: v["store"] == "rows",
     ),
     "clusters with split-K": (
         _SMALL, lambda v: v["cluster_m"] * v["cluster_n"] > 1 and v["split_k"] > 1,

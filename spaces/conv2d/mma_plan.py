@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from kt.spaces.cuda import VECTOR, alignment, element_bytes
-from kt.spaces.extents import round_up
+from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.gemm.mma_plan import Operand, Plan
+from kt.spaces.kernel import Launch
 from kt.spaces.workload import Conv2d, Gemm
 
 from .cuda import group_channels, out_pixels
 
 LEAST_COPY = 4
 """Bytes of the smallest cp.async."""
+_REPACK_THREADS = 256
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,11 @@ class ConvPlan(Plan):
         pitch = round_up(self.way.k(self.conv) * element_bytes(self.conv), VECTOR)
         parts = self.way.repacked_bytes(self.conv), self.conv.k * pitch * self.filters_repacked
         return tuple(part for part in parts if part)
+
+    def repack_launch(self, vectors: int, early: bool) -> Launch:
+        """Of a kernel of its own, whose threads gather one vector each."""
+        blocks = ceil_div(vectors, _REPACK_THREADS)
+        return Launch("kt_repack", (blocks, 1, 1), (_REPACK_THREADS, 1, 1), early=early)
 
     @property
     def fresh_pixels(self) -> float:

@@ -26,12 +26,15 @@
 #ifndef KT_STAGES
 #define KT_STAGES 4
 #endif
+#ifndef KT_CLASSES_A
+#define KT_CLASSES_A 1 /* residue classes of A's rows, each with a map of its own: where rows do not start at multiples of 16 bytes */
+#endif
 #ifndef KT_SWIZZLE_B
 #define KT_SWIZZLE_B 128 /* bytes of a row of B's slabs where B is not K-major */
 #endif
 #define KT_STORE_DIRECT 0 /* neighbouring pairs, as the accumulators lie */
 #define KT_STORE_TMA 1    /* boxes, through shared memory */
-#define KT_STORE_ROWS 2   /* rows in aligned words, through shared memory: where C's rows start anywhere */
+#define KT_STORE_ROWS 2   /* rows through shared memory, in vectors or, where they start anywhere, in words */
 #ifndef KT_STORE
 #define KT_STORE KT_STORE_DIRECT
 #endif
@@ -91,6 +94,8 @@ static_assert(KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16 || KT_DTYPE == KT_TF32,
 static_assert(GROUP_M % 64 == 0 && GROUP_M * READERS == BM, "rows of a warpgroup");
 static_assert(PART_N % 8 == 0 && PART_N * KT_PARTS_N == BN && PART_N <= 256, "columns of an instruction");
 static_assert(!KT_PINGPONG || (CONSUMERS == 2 && KT_PERSISTENT), "two warpgroups take turns");
+static_assert(KT_CLASSES_A == 1 || (A_K_MAJOR && KT_CLASSES_A <= KT_M && BM / kt_max(KT_CLASSES_A, KT_CLUSTER_N) % 8 == 0), "classes");
+static_assert(KT_CLASSES_A * A_LD * ELEMENT_BYTES % 16 == 0 || KT_CLASSES_A == 1, "rows of a class start alike");
 static_assert(KT_PRODUCER_WARPS == 1 || KT_PRODUCER_WARPS == 4, "registers move between whole warpgroups");
 static_assert(STAGES >= 2 && (KT_IN_FLIGHT == 0 || KT_IN_FLIGHT == 1), "pipeline");
 static_assert(KT_CLUSTER_K == 1 || (KT_CLUSTER_M * KT_CLUSTER_N * KT_SPLIT_K == 1 && !KT_PERSISTENT), "sums in a cluster");
@@ -107,6 +112,12 @@ constexpr u32 CLUSTERS = M_CLUSTERS * N_CLUSTERS, UNITS = CLUSTERS * KT_BATCH * 
 static_assert((u64)M_CLUSTERS * N_CLUSTERS * KT_BATCH * KT_SPLIT_K * CLUSTER_SIZE < 1ull << 31, "grid");
 constexpr u32 K_PARTS = KT_SPLIT_K * KT_CLUSTER_K;
 static_assert(K_PARTS <= K_TILES, "every part has a tile of k");
+
+// The row of a tile of C that row `row` of the tile in shared memory belongs to: classes lie one under the other.
+KT_PURE u32 kt_tile_row(u32 row) {
+    constexpr u32 EACH = BM / KT_CLASSES_A;
+    return KT_CLASSES_A == 1 ? row : row % EACH * KT_CLASSES_A + row / EACH;
+}
 
 // ---- who does what
 

@@ -25,11 +25,12 @@ struct kt_group_tile {
     kt_output *c;
     kt_epilogue epilogue;
     u64 index;       // of the batch's C
-    u32 row, column; // of the warpgroup's tile in C
+    u32 row, column; // of the CTA's tile in C
+    u32 first;       // row of the warpgroup's in the tile
     u32 thread, barrier;
 
     KT_DEVICE u32 lane() const { return thread % 32; }
-    KT_DEVICE u32 row_of(int i, int h) const { return row + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4; }
+    KT_DEVICE u32 row_of(int i, int h) const { return row + kt_tile_row(first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4); }
     KT_DEVICE u32 column_of(int j) const { return column + 8 * j + lane() % 4 * 2; }
 };
 
@@ -105,13 +106,52 @@ struct kt_box_store {
                 }
                 kt_fence_async_proxy();
                 kt_warpgroup_sync(to.barrier);
-                if (to.thread == 0) kt_store_box(map, at, to.column + box * BOX_N, to.row + 64 * i, batch);
+                if (to.thread == 0) kt_store_box(map, at, to.column + box * BOX_N, to.row + to.first + 64 * i, batch);
                 if (++next == KT_STORE_BUFFERS) next = 0;
             }
     }
 };
 
-// Rows that start anywhere: a warp's 16 rows wait in shared memory and are stored in whole words, single outputs at the ends.
+// The next two store a warp's 16 rows of a strip, which begin at row `first` of the CTA's tile in shared memory.
+
+// Rows that begin at multiples of 16 bytes, in pieces of so many.
+KT_DEVICE void kt_store_strip_vectors(const kt_group_tile &to, u32 strip, u32 first, u32 column) {
+    constexpr int LANES = STRIP_N / C_GROUP; // of a row
+    const u32 x = to.lane() % LANES * C_GROUP;
+    if (CHECK_N && column + x >= KT_N) return;
+#pragma unroll
+    for (int r = 0; r < 16; r += 32 / LANES) {
+        const u32 mine = r + to.lane() / LANES, row = to.row + kt_tile_row(first + mine);
+        if (CHECK_M && row >= KT_M) continue;
+        kt_words<4> piece;
+        kt_shared_load(piece, strip + mine * STRIP_ROW + x * OUTPUT_BYTES);
+        kt_store_words(to.c + to.index + (u64)row * C_LD + column + x, piece);
+    }
+}
+
+// Rows that begin anywhere, in whole words, single outputs at the ends.
+KT_DEVICE void kt_store_strip_words(const kt_group_tile &to, u32 strip, u32 first, u32 column) {
+    const u32 lane = to.lane();
+    const int count = (int)KT_N - (int)column; // outputs of a row from here on
+#pragma unroll 1
+    for (u32 r = 0; r < 16; r++) {
+        const u32 row = to.row + kt_tile_row(first + r);
+        if (CHECK_M && row >= KT_M) continue;
+        const u64 index = to.index + (u64)row * C_LD + column;
+        const int odd = C_GROUP == 1 ? (int)(index & 1) : 0; // an output before the first whole word
+        if (odd && lane == 0 && count > 0) to.c[index] = (u16)kt_shared_load(strip + r * STRIP_ROW);
+#pragma unroll
+        for (int at = 0; at < STRIP_N; at += 64) {
+            const int e = at + 2 * (int)lane + odd, left = kt_min(count, (int)STRIP_N) - e;
+            if (STRIP_N % 64 && e >= STRIP_N) continue;
+            const u32 word = strip + r * STRIP_ROW + (e - odd) * OUTPUT_BYTES;
+            const u32 pair = odd ? __funnelshift_r(kt_shared_load(word), kt_shared_load(word + 4), 16) : kt_shared_load(word);
+            if (left >= 2) *(u32 *)(to.c + index + e) = pair;
+            else if (left == 1) to.c[index + e] = (u16)pair;
+        }
+    }
+}
+
 KT_DEVICE void kt_store_rows(kt_sums &sums, const kt_group_tile &to, u32 memory) {
     const u32 lane = to.lane(), strip = memory + to.thread / 32 * 16 * STRIP_ROW;
 #pragma unroll
@@ -127,23 +167,9 @@ KT_DEVICE void kt_store_rows(kt_sums &sums, const kt_group_tile &to, u32 memory)
                 kt_stmatrix(strip + lane % 16 * STRIP_ROW + (2 * q + lane / 16) * 16, words);
             }
             __syncwarp();
-            const u32 row = to.row + 64 * i + to.thread / 32 * 16, column = to.column + first;
-            const int count = (int)KT_N - (int)column; // outputs of a row from here on
-#pragma unroll 1
-            for (u32 r = 0; r < 16 && row + r < KT_M; r++) {
-                const u64 index = to.index + (u64)(row + r) * C_LD + column;
-                const int odd = C_GROUP == 1 ? (int)(index & 1) : 0; // an output before the first whole word
-                if (odd && lane == 0 && count > 0) to.c[index] = (u16)kt_shared_load(strip + r * STRIP_ROW);
-#pragma unroll
-                for (int at = 0; at < STRIP_N; at += 64) {
-                    const int e = at + 2 * (int)lane + odd, left = kt_min(count, (int)STRIP_N) - e;
-                    if (STRIP_N % 64 && e >= STRIP_N) continue;
-                    const u32 word = strip + r * STRIP_ROW + (e - odd) * OUTPUT_BYTES;
-                    const u32 pair = odd ? __funnelshift_r(kt_shared_load(word), kt_shared_load(word + 4), 16) : kt_shared_load(word);
-                    if (left >= 2) *(u32 *)(to.c + index + e) = pair;
-                    else if (left == 1) to.c[index + e] = (u16)pair;
-                }
-            }
+            const u32 row = to.first + 64 * i + to.thread / 32 * 16;
+            if constexpr (C_GROUP == 8) kt_store_strip_vectors(to, strip, row, to.column + first);
+            else kt_store_strip_words(to, strip, row, to.column + first);
         }
 }
 

@@ -58,6 +58,10 @@ KT_DEVICE u32 kt_shared_load(u32 address) {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address));
     return x;
 }
+KT_DEVICE void kt_shared_load(kt_words<4> &x, u32 address) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "r"(address) : "memory");
+}
 // Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. Lane l receives of each
 // matrix the elements (l / 4, 2 * (l % 4) + {0, 1}), of the transposed matrix with TRANSPOSE.
 template <bool TRANSPOSE> KT_DEVICE void kt_ldmatrix(u32 (&x)[4], u32 address) {

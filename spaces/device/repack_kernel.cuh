@@ -20,18 +20,35 @@ constexpr u64 WORKSPACE_BYTES = REPACKED_B + (KT_REPACK_B ? RepackedB::BYTES : 0
 
 #define KT_HAS_REPACK (KT_REPACK_A || KT_REPACK_B)
 #if KT_HAS_REPACK
-constexpr u64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS = VECTORS_A + (KT_REPACK_B ? RepackedB::VECTORS : 0);
-constexpr u64 REPACK_BLOCKS = kt_ceil_div<u64>(VECTORS, REPACK_THREADS);
-static_assert(REPACK_BLOCKS < 1ull << 31, "grid");
+constexpr i64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS = VECTORS_A + (KT_REPACK_B ? RepackedB::VECTORS : 0);
+static_assert(VECTORS < 1ll << 31, "32 bits count them: divisions are cheap");
+// Of a thread, all loaded before the first is stored. Small copies rather have more threads.
+constexpr int VECTORS_EACH = VECTORS >= 1 << 18 ? 4 : 1;
+constexpr u64 REPACK_BLOCKS = kt_ceil_div<i64>(VECTORS, REPACK_THREADS * VECTORS_EACH);
+#ifdef KT_EXPECT_REPACK_BLOCKS
+static_assert(REPACK_BLOCKS == KT_EXPECT_REPACK_BLOCKS, "launch");
+#endif
 
 extern "C" __global__ void __launch_bounds__(REPACK_THREADS) kt_repack(KT_PARAMETERS) {
     (void)c;
     kt_release_next();
     kt_await_previous();
-    const u64 vector = (u64)blockIdx.x * REPACK_THREADS + threadIdx.x;
-    if (vector >= VECTORS) return;
-    if (KT_REPACK_A && (!KT_REPACK_B || vector < VECTORS_A)) RepackedA::copy_vector(workspace + REPACKED_A, a, vector);
-    else RepackedB::copy_vector(workspace + REPACKED_B, b, vector - VECTORS_A);
+    const u32 first = blockIdx.x * (REPACK_THREADS * VECTORS_EACH) + threadIdx.x;
+    kt_shifted x[VECTORS_EACH];
+#pragma unroll
+    for (int i = 0; i < VECTORS_EACH; i++) {
+        const u32 vector = first + i * REPACK_THREADS;
+        if (vector >= VECTORS) continue;
+        if (KT_REPACK_A && vector < VECTORS_A) x[i] = RepackedA::load(a, vector);
+        else x[i] = RepackedB::load(b, vector - (u32)VECTORS_A);
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS_EACH; i++) {
+        const u32 vector = first + i * REPACK_THREADS;
+        if (vector >= VECTORS) continue;
+        if (KT_REPACK_A && vector < VECTORS_A) RepackedA::store(workspace + REPACKED_A, x[i], vector);
+        else RepackedB::store(workspace + REPACKED_B, x[i], vector - (u32)VECTORS_A);
+    }
 }
 #endif
 

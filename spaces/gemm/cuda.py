@@ -153,6 +153,19 @@ def reduce_launch(w: Gemm, early: bool = False) -> Launch:
     return Launch("kt_reduce", (blocks, 1, 1), (threads, 1, 1), early=early)
 
 
+# -- repack ---------------------------------------------------------------------------------
+
+_REPACK_THREADS = 256
+_MANY_VECTORS, _VECTORS_EACH = 2**18, 4
+
+
+def repack_launch(vectors: int, early: bool = False) -> Launch:
+    """The kernel of `repack_kernel.cuh`, which copies operands in so many vectors of 16 bytes."""
+    each = _VECTORS_EACH if vectors >= _MANY_VECTORS else 1
+    blocks = ceil_div(vectors, each * _REPACK_THREADS)
+    return Launch("kt_repack", (blocks, 1, 1), (_REPACK_THREADS, 1, 1), early=early)
+
+
 # -- raster ---------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from .cuda import (
     split_rules,
     split_waves_rule,
 )
-from .hopper_plan import INSTRUCTION_REGISTERS, SWIZZLE, HopperPlan, unaligned
+from .hopper_plan import INSTRUCTION_REGISTERS, SWIZZLE, HopperPlan, row_classes
 from .mma_plan import operands
 
 _BLOCK_M = (64, 128, 192, 256)
@@ -51,7 +51,10 @@ def hopper_knobs(w: Gemm, target: Target) -> list[Knob]:
     m_tiles, n_tiles, k_tiles = ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0]), ceil_div(w.k, bks[0])
     grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
     by_boxes = output_group(w) * output_bytes(w) == 16 and output_bytes(w) == 2
-    stores = ("direct", "tma") if by_boxes else ("direct", "rows")
+    strided = row_classes(w) > 1
+    stores = ["direct"]
+    if output_bytes(w) == 2:
+        stores += ["rows"] * (strided or not by_boxes) + ["tma"] * by_boxes
     splits = most_splits(k_tiles, grid, target)
     turns = (False, True) if m_tiles * n_tiles * w.batch * splits > target.cores else (False,)
     return [
@@ -59,8 +62,9 @@ def hopper_knobs(w: Gemm, target: Target) -> list[Knob]:
         Ordinal("tile", "bn", bns),
         Ordinal("tile", "bk", bks),
         Ordinal("mem", "stages", _STAGES),
+        *([Categorical("mem", "copy_a", ("strided", "repack"))] if strided else []),
         *([] if b.k_major else [Ordinal("mem", "swizzle_b", (32, 64, 128))]),
-        Categorical("mem", "store", stores if output_bytes(w) == 2 else ("direct",)),
+        Categorical("mem", "store", tuple(stores)),
         Ordinal("mem", "buffers", (1, 2) if by_boxes else (1,)),
         *raster_knobs(m_tiles, n_tiles),
         *split_knobs(splits),
@@ -143,6 +147,7 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
         ),
         *_cluster_rules(w, plan),
         *_store_rules(plan),
+        *([_strided_rule(plan)] if row_classes(w) > 1 else []),
         *raster_rules(lambda v: plan(v).m_clusters, lambda v: plan(v).n_clusters),
         *split_rules(lambda v: plan(v).tiles, lambda v: plan(v).k_tiles),
         split_waves_rule(target, lambda v: plan(v).tiles),
@@ -265,6 +270,14 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
     ]
 
 
+def _strided_rule(plan: PlanOf) -> Rule:
+    return rule(
+        "store-strided",
+        lambda v: ~plan(v).strided | ~plan(v).by_boxes,
+        "a strided A permutes the rows of a tile, and a box of C has them in order",
+    )
+
+
 def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, int | str]:
     """The stub's lines for the knobs of `hopper_knobs`, and what the kernel must agree with."""
     return {
@@ -272,7 +285,8 @@ def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, in
         "KT_SWIZZLE_B": int(p.swizzle_b), "KT_STORE": f"KT_STORE_{str(v['store']).upper()}",
         "KT_STORE_BUFFERS": v["buffers"],
         **raster_defines(v), **split_defines(v),
-        "KT_REPACK_A": int(unaligned(p.a)), "KT_REPACK_B": int(unaligned(p.b)),
+        "KT_REPACK_A": int(p.repacked[0] > 0), "KT_REPACK_B": int(p.repacked[1] > 0),
+        "KT_CLASSES_A": row_classes(w) if p.strided else 1,
         "KT_IN_FLIGHT": v["in_flight"], "KT_PARTS_N": int(p.parts_n),
         "KT_CONSUMERS": v["consumers"], "KT_PRODUCER_WARPS": int(p.producer_warps),
         "KT_PRODUCER_REGISTERS": int(p.producer_registers),
@@ -283,6 +297,7 @@ def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, in
         "KT_GRID": int(p.ctas), "KT_TENSOR_MAPS": maps_define(p.maps()),
         "KT_EXPECT_SHARED_BYTES": int(p.shared_bytes), "KT_EXPECT_UNITS": int(p.units),
         "KT_EXPECT_THREADS": int(p.threads),
+        "KT_EXPECT_REPACK_BLOCKS": p.repack.grid[0] if p.repack else 0,
         "KT_EXPECT_WORKSPACE_BYTES": p.workspace_bytes,
         "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
     }  # fmt: skip

@@ -49,11 +49,12 @@ def _candidates(
 ) -> Iterator[dict[str, Any]]:
     """Values of every known tile but the stages: split-K fills the SMs."""
     bk = max(x for x in knobs["bk"] if x <= knobs["bk"][0] * 2)
+    store = "rows" if "rows" in knobs["store"] else knobs["store"][-1]
     for bm, bn, consumers, cluster_m, persistent in _SHAPES:
         if bm not in knobs["bm"] or bn not in knobs["bn"] or cluster_m not in knobs["cluster_m"]:
             continue
         values: dict[str, Any] = {
-            "bm": bm, "bn": bn, "bk": bk, "store": knobs["store"][-1], "buffers": 1,
+            "bm": bm, "bn": bn, "bk": bk, "store": store, "buffers": 1,
             "raster": "m", "group": 1, "split_k": 1, "split_mode": "last",
             "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
             "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": 1,
@@ -63,6 +64,8 @@ def _candidates(
             values["store"] = "direct"
         if "swizzle_b" in knobs:
             values["swizzle_b"] = 128
+        if "copy_a" in knobs:
+            values["copy_a"] = "strided"
         p = HopperPlan(w, target, values)
         if min(p.m_clusters, p.n_clusters) > 1:
             fit = (g for g in GROUPS if g in knobs["group"] and g < 2 * p.m_clusters)

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import Floats, acc_bytes, output_bytes
+from kt.spaces.cuda import VECTOR, Floats, acc_bytes, output_bytes
 from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns
 from kt.spaces.target import Target
 from kt.spaces.workload import Gemm
 
-from .cuda import split_traffic, wave_footprint
+from .cuda import output_group, split_traffic, wave_footprint
 from .hopper_plan import HopperPlan
 
 # Of one SM of sm_90, bytes and cycles; they only rank.
 _SHARED_BYTES = 128  # a cycle, to the tensor cores
 _L2_BYTES = 46  # a cycle, its share
-_STORED_BYTES = {"direct": 16, "tma": 40, "rows": 24}  # a cycle
+_STORED_BYTES = {"direct": 16, "tma": 40, "rows": 24, "whole rows": 36}  # a cycle
+_STRIDED_SECTORS = 1.25  # of L2: rows of 128 bytes that start anywhere touch five
 _CLUSTER_SUM, _CLUSTER_BYTES = 1200, 32  # cycles of two meetings; bytes a cycle from other CTAs
 _FILL = 900  # until the first tile of k arrives
 _STAGE_LATENCY = 700  # from a free stage to a full one
@@ -36,14 +37,17 @@ def cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPlan) -> dict
     # The instruction reads 64 rows of A and all of B from shared memory.
     instruction = np.maximum(p.bn / 2, (64 + p.bn) * 32 / _SHARED_BYTES)
     math = p.bm / 64 * instruction * depth
-    loaded = (p.bm / v["cluster_n"] + p.loaded_n / v["cluster_m"]) * p.bk * size
+    rows_a = p.bm / v["cluster_n"] * np.where(p.strided, _STRIDED_SECTORS, 1.0)
+    loaded = (rows_a + p.loaded_n / v["cluster_m"]) * p.bk * size
     l2 = np.maximum(loaded / _L2_BYTES, p.loaded_bytes / (1.5 * _L2_BYTES))
     latency = _STAGE_LATENCY / v["stages"]
     k_tile = np.maximum(np.maximum(math, l2) * resident, latency) + np.where(
         p.pingpong | (resident > 1), 0, _K_TILE
     )
     loop = p.split_tiles * k_tile
-    staged = np.where(p.by_rows, _STORED_BYTES["rows"], _STORED_BYTES["direct"])
+    aligned = output_group(w) * output_bytes(w) == VECTOR
+    rows = _STORED_BYTES["whole rows" if aligned else "rows"]
+    staged = np.where(p.by_rows, rows, _STORED_BYTES["direct"])
     rate = np.where(p.by_boxes, _STORED_BYTES["tma"], staged)
     store = p.bm * p.bn * output_bytes(w) / rate / v["cluster_k"]
     joined = _CLUSTER_SUM + p.bm * p.bn * acc_bytes(w) / _CLUSTER_BYTES

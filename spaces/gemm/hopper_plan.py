@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import acc_bytes, output_bytes
+from kt.spaces.cuda import VECTOR, acc_bytes, alignment, output_bytes
 from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.kernel import Launch, TensorMap
 from kt.spaces.target import Target
 from kt.spaces.workload import Gemm
 
-from .cuda import SplitWorkspace, reduce_launch, split_workspace
+from .cuda import SplitWorkspace, reduce_launch, repack_launch, split_workspace
 from .mma_plan import Operand, operands
 
 WARPGROUP = 128
@@ -28,7 +28,8 @@ INSTRUCTION_REGISTERS = 26
 OTHER_REGISTERS = 28
 """Of a consumer besides accumulators and the epilogue's operands."""
 SWIZZLE = 128  # bytes of the widest
-_REPACK_THREADS = 256
+_MOST_CLASSES = 8
+"""Of the smallest tile's 64 rows, each class then has the eight that the swizzle repeats after."""
 _PAIRED = 2
 """CTAs of a cluster that find room on every device: its SMs come in pairs."""
 
@@ -139,6 +140,11 @@ class HopperPlan:
         return np.where(self.bn // 2 + INSTRUCTION_REGISTERS <= self.launch_registers, 1, 2)
 
     # -- memory -----------------------------------------------------------------------------
+
+    @cached_property
+    def strided(self) -> Any:
+        """Whether rows of A that start anywhere are read in place, class by class."""
+        return np.asarray(self.v.get("copy_a", "repack")) == "strided"
 
     @cached_property
     def swizzle_b(self) -> Any:
@@ -257,6 +263,14 @@ class HopperPlan:
         """Units that the busiest CTA works on, one after the other."""
         return ceil_div(self.units * self.cluster, self.ctas)
 
+    @cached_property
+    def repacked(self) -> tuple[Any, int]:
+        """Bytes of the copies of A and B in the workspace; 0 for what is read in place."""
+        return np.where(self.strided, 0, self._copied(self.a)), self._copied(self.b)
+
+    def _copied(self, operand: Operand) -> int:
+        return operand.repacked_bytes(self.w.batch) if unaligned(operand) else 0
+
     # -- of one θ only ----------------------------------------------------------------------
 
     @cached_property
@@ -265,26 +279,19 @@ class HopperPlan:
         parts, sums = self.tiles * int(self.readers), int(self.group_m) * self.bn
         return split_workspace(self.w, parts, sums, v["split_k"], v["split_mode"])
 
-    @cached_property
-    def repacked(self) -> tuple[int, int]:
-        """Bytes of the copies of A and B in the workspace; 0 for what is read in place."""
-        return self._repacked_bytes(self.a), self._repacked_bytes(self.b)
-
-    def _repacked_bytes(self, operand: Operand) -> int:
-        return operand.repacked_bytes(self.w.batch) if unaligned(operand) else 0
-
     @property
     def workspace_bytes(self) -> int:
         return self.split.bytes + sum(int(round_up(size, 256)) for size in self.repacked)
 
+    @cached_property
+    def repack(self) -> Launch | None:
+        """The kernel that copies operands, if any."""
+        vectors = int(sum(self.repacked)) // VECTOR
+        return repack_launch(vectors, self.v["early"]) if vectors else None
+
     def launches(self) -> tuple[Launch, ...]:
         v = self.v
-        launches = []
-        if vectors := sum(self.repacked) // 16:
-            blocks = ceil_div(vectors, _REPACK_THREADS)
-            launches.append(
-                Launch("kt_repack", (blocks, 1, 1), (_REPACK_THREADS, 1, 1), early=v["early"])
-            )
+        launches = [self.repack] if self.repack else []
         launches.append(
             Launch(
                 "kt_kernel", (int(self.ctas), 1, 1), (int(self.threads), 1, 1),
@@ -297,23 +304,42 @@ class HopperPlan:
         return tuple(launches)
 
     def maps(self) -> tuple[TensorMap, ...]:
-        """Of A, B and, where the TMA stores it, C."""
+        """Of A or each class of its rows, B and, where the TMA stores it, C."""
         v, w = self.v, self.w
+        copied_a, copied_b = map(int, self.repacked)
         swizzle_a = int(self.row_bytes) if self.a.k_major else SWIZZLE
-        a = self._map(0, self.a, self.repacked[0], self.split.bytes, self.bm // v["cluster_n"],
-                      v["cluster_n"], swizzle_a)  # fmt: skip
-        at_b = self.split.bytes + round_up(self.repacked[0], 256)
-        b = self._map(1, self.b, self.repacked[1], at_b, self.bn // v["cluster_m"],
+        a = self._class_maps() if self.strided else (
+            self._map(0, self.a, copied_a, self.split.bytes, self.bm // v["cluster_n"],
+                      v["cluster_n"], swizzle_a),
+        )  # fmt: skip
+        at_b = self.split.bytes + round_up(copied_a, 256)
+        b = self._map(1, self.b, copied_b, at_b, self.bn // v["cluster_m"],
                       v["cluster_m"], int(self.swizzle_b))  # fmt: skip
         if v["store"] != "tma":
-            return a, b
+            return *a, b
         row = w.n * output_bytes(w)
         box = int(self.box_n)
         c = TensorMap(
             len(w.inputs()), 0, w.out_dtype, (w.n, w.m, w.batch), (row, w.m * row), (box, 64, 1),
             box * output_bytes(w),
         )  # fmt: skip
-        return a, b, c
+        return *a, b, c
+
+    def _class_maps(self) -> tuple[TensorMap, ...]:
+        """For each class c the rows c, c + q, c + 2 q … of A, q being the number of classes.
+
+        A map begins where row c does, rounded down to 16 bytes: k is shifted by the difference.
+        """
+        w, pitch, size, q = self.w, self.a.pitch_bytes, self.a.bytes, row_classes(self.w)
+        swizzle, rows = int(self.row_bytes), self.bm // max(q, self.v["cluster_n"])
+        return tuple(
+            TensorMap(
+                0, c * pitch // 16 * 16, w.dtype,
+                (w.k + c * pitch % 16 // size, ceil_div(w.m - c, q), w.batch),
+                (q * pitch, round_up(w.m * pitch, 16)), (swizzle // size, rows, 1), swizzle,
+            )
+            for c in range(q)
+        )  # fmt: skip
 
     def _map(
         self, argument: int, operand: Operand, copied: int, offset: int, rows: int, shares: int,
@@ -332,4 +358,17 @@ class HopperPlan:
 
 def unaligned(operand: Operand) -> bool:
     """Whether rows start where the TMA cannot read them."""
-    return operand.pitch_bytes % 16 != 0
+    return operand.pitch_bytes % VECTOR != 0
+
+
+def row_classes(w: Gemm) -> int:
+    """Residue classes of A's rows whose members start alike, a multiple of 16 bytes apart.
+
+    1 where A is read as it lies, or must be repacked. B has no classes: along n they would permute
+    the columns of C, which are stored side by side, and along k they would have to be those of A.
+    """
+    a = operands(w)[0]
+    classes = VECTOR // alignment(a.pitch_bytes)
+    batches_alike = w.batch == 1 or w.m * a.pitch_bytes % VECTOR == 0
+    served = a.k_major and batches_alike and classes <= min(_MOST_CLASSES, w.m)
+    return classes if served else 1

@@ -14,11 +14,10 @@ from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.kernel import Launch
 from kt.spaces.workload import Gemm
 
-from .cuda import SplitWorkspace, reduce_launch, split_workspace
+from .cuda import SplitWorkspace, reduce_launch, repack_launch, split_workspace
 
 _STEP_BYTES = 32
 """Bytes of k that one matrix instruction takes, whatever the type."""
-_REPACK_THREADS = 256
 _ADDRESS_REGISTERS = 30
 
 
@@ -244,6 +243,9 @@ class Plan:
         """Of one θ only."""
         return self.split.bytes + self.repacked
 
+    def repack_launch(self, vectors: int, early: bool) -> Launch:
+        return repack_launch(vectors, early)
+
     def launches(self) -> tuple[Launch, ...]:
         """Of one θ only."""
         v = self.v
@@ -254,9 +256,7 @@ class Plan:
         main = Launch("kt_kernel", grid, block, shared_bytes=shared, early=early)
         launches = [main]
         if vectors:
-            blocks = ceil_div(vectors, _REPACK_THREADS)
-            threads = (_REPACK_THREADS, 1, 1)
-            launches.insert(0, Launch("kt_repack", (blocks, 1, 1), threads, early=early))
+            launches.insert(0, self.repack_launch(vectors, early))
         if v["split_k"] > 1 and v["split_mode"] == "kernel":
             launches.append(reduce_launch(self.w, early))
         return tuple(launches)

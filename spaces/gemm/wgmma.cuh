@@ -1,8 +1,10 @@
 // Matrix product by the warpgroup instructions of sm_90a: one warp loads tiles by TMA into a ring of shared-memory stages,
 // warpgroups multiply them with wgmma.
 //
-// Any extents: the TMA fills tails with zeros and does not store beyond C. An operand whose rows do not start at multiples
-// of 16 bytes is first repacked by the kernel kt_repack.
+// Any extents: the TMA fills tails with zeros and does not store beyond C. It reads rows at multiples of 16 bytes: where A's
+// start elsewhere, every q-th of them starts alike, and each such class of rows has a map, whose k is shifted. The rows of a
+// tile are then permuted, which matters only where C is stored. What cannot be read so is first repacked by the kernel
+// kt_repack.
 #include "hopper_store.cuh"
 
 constexpr bool A_REPACK_TRANSPOSES = false, B_REPACK_TRANSPOSES = false; // rows along m or n are as good as along k
@@ -44,21 +46,49 @@ struct kt_barriers {
 
 // ---- the producer: one thread
 
-// This CTA's share of a tile, to all that need it.
-template <class Tile, int SHARES> KT_DEVICE void kt_load_tile(u32 to, const kt_tensor_map &map, u32 barrier, u32 row, u32 k, u32 batch,
-                                                              u32 share, u16 ctas) {
-    constexpr u32 OUTER = Tile::OUTER / SHARES;
-    const u32 x = Tile::TRANSPOSED ? row : k, y = (Tile::TRANSPOSED ? k : row) + share * OUTER;
-    to += share * OUTER * (Tile::SLAB_BYTES / Tile::OUTER);
+// The maps of an operand: one for each residue class of its rows. A class's map begins at the last multiple of 16 bytes
+// before its first row.
+template <int CLASSES> struct kt_operand_maps {
+    const kt_tensor_map *of[CLASSES];
+
+    // Elements from where the map of class `c` begins to its first row.
+    static KT_DEVICE u32 shift(u32 c) { return CLASSES == 1 ? 0 : c * (u32)(A_LD * ELEMENT_BYTES % 16) % 16 / ELEMENT_BYTES; }
+    KT_DEVICE void prefetch() const {
 #pragma unroll
-    for (u32 i = 0; i < Tile::COUNT; i++) {
-        if (SHARES == 1) kt_load_box(to + i * Tile::SLAB_BYTES, map, barrier, x + i * Tile::WIDTH, y, batch);
-        else kt_load_box_to(to + i * Tile::SLAB_BYTES, map, barrier, x + i * Tile::WIDTH, y, batch, ctas);
+        for (int i = 0; i < CLASSES; i++) kt_prefetch_map(*of[i]);
+    }
+};
+
+// A share of a tile, to all that need it: pieces that each lie in one class.
+template <class Tile, int SHARES, int CLASSES>
+KT_DEVICE void kt_load_share(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
+    constexpr u32 CLASS = Tile::OUTER / CLASSES, PIECE = Tile::OUTER / kt_max(SHARES, CLASSES), PIECES = Tile::OUTER / SHARES / PIECE;
+#pragma unroll
+    for (u32 p = 0; p < PIECES; p++) {
+        const u32 at = ((SHARES == 1 ? 0 : share) * PIECES + p) * PIECE, c = CLASSES == 1 ? 0 : at / CLASS;
+        const u32 x = Tile::TRANSPOSED ? row : k + maps.shift(c), y = (Tile::TRANSPOSED ? k : row / CLASSES) + at - c * CLASS;
+        const u32 piece = to + at * (Tile::SLAB_BYTES / Tile::OUTER);
+#pragma unroll
+        for (u32 i = 0; i < Tile::COUNT; i++) {
+            if (SHARES == 1) kt_load_box(piece + i * Tile::SLAB_BYTES, *maps.of[c], barrier, x + i * Tile::WIDTH, y, batch);
+            else kt_load_box_to(piece + i * Tile::SLAB_BYTES, *maps.of[c], barrier, x + i * Tile::WIDTH, y, batch, ctas);
+        }
     }
 }
 
-KT_DEVICE void kt_produce(const kt_tensor_map &map_a, const kt_tensor_map &map_b, const kt_barriers &barriers, const kt_member &me,
-                          u32 memory) {
+// This CTA's share.
+template <class Tile, int SHARES, int CLASSES>
+KT_DEVICE void kt_load_tile(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
+    if constexpr (CLASSES == 1) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, share, ctas);
+    else { // maps and shifts are constants of each share: worked out they would take registers that the producer gave away
+#pragma unroll
+        for (u32 s = 0; s < SHARES; s++)
+            if (SHARES == 1 || s == share) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, s, ctas);
+    }
+}
+
+KT_DEVICE void kt_produce(const kt_operand_maps<KT_CLASSES_A> &maps_a, const kt_operand_maps<1> &maps_b, const kt_barriers &barriers,
+                          const kt_member &me, u32 memory) {
     kt_ring<STAGES> ring;
     kt_for_units(me, [&](const kt_unit &unit) {
 #pragma unroll 1
@@ -66,8 +96,8 @@ KT_DEVICE void kt_produce(const kt_tensor_map &map_a, const kt_tensor_map &map_b
             const u32 full = barriers.full + 8 * ring.stage, to = memory + ring.stage * STAGE_BYTES, k = (unit.first + tile) * BK;
             kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);
             kt_barrier_expect(full, LOADED_BYTES); // the shares of all CTAs
-            kt_load_tile<TileA, KT_CLUSTER_N>(to, map_a, full, unit.m, k, unit.batch, me.n, me.sharing_a());
-            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, map_b, full, unit.n, k, unit.batch, me.m, me.sharing_b());
+            kt_load_tile<TileA, KT_CLUSTER_N>(to, maps_a, full, unit.m, k, unit.batch, me.n, me.sharing_a());
+            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, maps_b, full, unit.n, k, unit.batch, me.m, me.sharing_b());
             ring.next();
         }
     });
@@ -122,17 +152,29 @@ KT_DEVICE void kt_multiply_tiles(kt_sums &sums, u32 tiles, kt_ring<STAGES> &ring
 #define KT_MAP_C map_c
 #else
 #define KT_MAP_C_PARAMETER
-#define KT_MAP_C map_a /* not used */
+#define KT_MAP_C map_b /* not used */
 #endif
 
+// f(0), f(1) ... for the classes of A's rows.
+#define KT_CLASSES_1(f) f(0)
+#define KT_CLASSES_2(f) KT_CLASSES_1(f), f(1)
+#define KT_CLASSES_4(f) KT_CLASSES_2(f), f(2), f(3)
+#define KT_CLASSES_8(f) KT_CLASSES_4(f), f(4), f(5), f(6), f(7)
+#define KT_CLASSES_OF(count, f) KT_CLASSES_##count(f)
+#define KT_FOR_CLASSES(count, f) KT_CLASSES_OF(count, f)
+#define KT_MAP_A_PARAMETER(c) const __grid_constant__ kt_tensor_map map_a##c
+#define KT_MAP_A_ADDRESS(c) &map_a##c
+
 extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS)
-kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __grid_constant__ kt_tensor_map map_b KT_MAP_C_PARAMETER) {
+kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const __grid_constant__ kt_tensor_map map_b KT_MAP_C_PARAMETER) {
     const u32 memory = kt_shared_address(kt_shared), group = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);
     const kt_barriers barriers = {memory + BARRIERS_AT, memory + BARRIERS_AT + 8 * STAGES, memory + BARRIERS_AT + 16 * STAGES};
     const kt_member me = kt_this_member();
+    const kt_operand_maps<KT_CLASSES_A> maps_a = {{KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_ADDRESS)}};
+    const kt_operand_maps<1> maps_b = {{&map_b}};
     (void)a, (void)b;
     if (threadIdx.x == 0) {
-        kt_prefetch_map(map_a), kt_prefetch_map(map_b);
+        maps_a.prefetch(), maps_b.prefetch();
         barriers.init();
     }
     if (CLUSTER_SIZE > 1) kt_cluster_sync();
@@ -142,7 +184,7 @@ kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __gr
 
     if (group == CONSUMERS) {
         if (EXCHANGE_REGISTERS) kt_give_registers<KT_PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) kt_produce(map_a, map_b, barriers, me, memory);
+        if (threadIdx.x == CONSUMERS * WARPGROUP) kt_produce(maps_a, maps_b, barriers, me, memory);
         if (KT_CLUSTER_K > 1) kt_cluster_sync();
     } else {
         if (EXCHANGE_REGISTERS) kt_take_registers<KT_CONSUMER_REGISTERS>();
@@ -157,7 +199,7 @@ kt_kernel(KT_PARAMETERS, const __grid_constant__ kt_tensor_map map_a, const __gr
             // The other's stages must have come round, or the parity of this one's would be taken for an older one.
             if (KT_PINGPONG) kt_barrier_wait(barriers.turn + 8 * group, (turn - 1) / 2 % 2 ^ (group == 0));
             kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, barriers.turn + 8 * (group ^ 1));
-            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, unit.m + reader * GROUP_M, unit.n, thread, 1 + group};
+            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, unit.m, unit.n, reader * GROUP_M, thread, 1 + group};
             if (SPLIT_BY_KERNEL) return kt_store_pairs<kt_min(C_GROUP, 2), true>(sums, to, workspace, unit.split);
             if constexpr (SPLIT_IN_KERNEL) {
                 const u64 part = (unit.batch * TILES + unit.tile) * READERS + reader;

@@ -159,6 +159,7 @@ static kt_words<4> kt_load_of_cta(u32 address, u32 rank) {
     return x;
 }
 static void emu_shared_store(u32 address, kt_words<4> x) { memcpy(emu_at(address, 16), &x, 16); }
+static void emu_shared_load(kt_words<4> &x, u32 address) { memcpy(&x, emu_at(address, 16), 16); }
 static u32 emu_shared_load(u32 address) { return *(const u32 *)emu_at(address, 4); }
 static void kt_fence_async_proxy() {}
 

@@ -36,7 +36,10 @@ pytestmark = pytest.mark.gpu
 DRAWS = 200
 SECONDS = 40.0
 """A kernel that says nothing for so long, its reference included, hangs."""
-EMITTED = ("rows of odd length", "clusters of 4 x 2", "sums by a kernel", "boxes of C")
+EMITTED = (
+    "rows of odd length", "clusters of 4 x 2", "sums by a kernel", "boxes of C",
+    "8 classes of rows", "classes in clusters",
+)  # fmt: skip
 COMPILERS = max(1, (os.cpu_count() or 2) - 2)
 
 

@@ -76,7 +76,11 @@ def test_legal_points_compile_without_spills(seed: int, tmp_path: Path) -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("name", ["clusters of 4 x 2", "two instructions along n", "ping-pong"])
+@pytest.mark.parametrize(
+    "name",
+    ["clusters of 4 x 2", "two instructions along n", "ping-pong", "8 classes of rows",
+     "classes in parts", "classes in ping-pong"],
+)  # fmt: skip
 def test_special_points_compile_without_spills(name: str, tmp_path: Path) -> None:
     _check_build(wgmma_cases.kernels_with(name, count=1)[0], tmp_path)
 
@@ -86,7 +90,7 @@ def test_nvcc_compiles_the_emitted_text_without_a_warning(tmp_path: Path) -> Non
     from kt.logs.record import BuildFacts
     from kt.tuner.backend.nvcc import find_nvcc
 
-    w = parse("gemm 512x512x510 batch=2 epilogue=bias dtype=bf16")  # repacked
+    w = parse("gemm 512x510x510 batch=2 epilogue=bias dtype=bf16")  # A strided, B repacked
     space = Space(w, H200, [GemmWgmma()])
     (tmp_path / "kernel.cu").write_text(space.kernel(int(space.defaults()[0])).source)
     facts = find_nvcc().compile(tmp_path, H200.arch, 120.0)
@@ -148,7 +152,7 @@ def test_maps_describe_the_operands() -> None:
     assert all(m.box[0] * 2 <= m.swizzle and max(m.box) <= 256 for m in main.maps)
 
 
-def test_unaligned_operands_are_read_from_the_workspace() -> None:
+def test_operands_without_classes_are_read_from_the_workspace() -> None:
     w = parse("gemm 64x63x64 dtype=bf16")
     space = Space(w, H200, [GemmWgmma()])
     kernel = space.kernel(int(space.defaults()[0]))
@@ -157,6 +161,63 @@ def test_unaligned_operands_are_read_from_the_workspace() -> None:
     a, b = main.maps
     assert (a.argument, b.argument) == (0, -1)
     assert b.offset + 64 * 64 * 2 <= kernel.workspace_bytes and b.strides[0] == 128
+
+
+def _choices(text: str) -> dict[str, tuple[Any, ...]]:
+    space = Space(parse(text), H200, [GemmWgmma()])
+    return {knob.name: tuple(knob.choices) for knob in space.parts[0].knobs}
+
+
+@pytest.mark.parametrize(
+    ("text", "maps_of_a"),
+    [
+        ("512x512x511 dtype=bf16", 8),
+        ("512x512x510 layout=nt dtype=fp16", 4),
+        ("512x512x508 batch=2 dtype=bf16", 2),
+        ("512x512x511 layout=nt dtype=tf32", 4),
+        ("512x512x512 dtype=bf16", 1),  # rows start where they should
+        ("511x512x512 layout=tn dtype=bf16", 0),  # rows along m: repacked
+        ("511x512x511 batch=2 dtype=bf16", 0),  # batches start differently
+        ("7x512x511 dtype=bf16", 0),  # a class would be empty
+    ],
+)
+def test_rows_that_start_anywhere_fall_into_classes(text: str, maps_of_a: int) -> None:
+    choices = _choices(f"gemm {text}")
+    assert choices.get("copy_a", ()) == (("strided", "repack") if maps_of_a > 1 else ())
+    space = Space(parse(f"gemm {text}"), H200, [GemmWgmma()])
+    kernel = space.kernel(int(space.defaults()[0]))
+    assert f"#define KT_CLASSES_A {max(maps_of_a, 1)}\n" in kernel.source
+    (main,) = [step for step in kernel.launches if step.entry == "kt_kernel"]
+    assert [m.argument for m in main.maps].count(0) == maps_of_a
+
+
+def test_only_strided_rows_add_to_the_ways_to_store() -> None:
+    assert _choices("gemm 512x512x511 dtype=bf16")["store"] == ("direct", "rows", "tma")
+    assert _choices("gemm 512x512x512 dtype=bf16")["store"] == ("direct", "tma")
+    assert _choices("gemm 512x510x511 dtype=bf16")["store"] == ("direct", "rows")
+    part = Space(parse("gemm 512x512x511 dtype=bf16"), H200, [GemmWgmma()]).parts[0]
+    points = part.draw(np.random.default_rng(5), 20000)
+    values = part.columns(part.indices(points[part.legal(points)]))
+    strided, boxes = (
+        np.asarray(values[k]) == x for k, x in (("copy_a", "strided"), ("store", "tma"))
+    )
+    assert (strided & ~boxes).any() and (~strided & boxes).any() and not (strided & boxes).any()
+
+
+def test_maps_of_classes_begin_at_rows_rounded_down() -> None:
+    w = parse(
+        "gemm 102x64x77 layout=nt dtype=bf16"
+    )  # rows of 154 bytes, 10 beyond a multiple of 16
+    space = Space(w, H200, [GemmWgmma()])
+    kernel = space.kernel(int(space.defaults()[0]))
+    (main,) = [step for step in kernel.launches if step.entry == "kt_kernel"]
+    classes, (b,) = main.maps[:8], main.maps[8:]
+    assert b.argument == -1 and {m.argument for m in classes} == {0}
+    for c, m in enumerate(classes):
+        shift = c * 154 - m.offset
+        assert m.offset % 16 == 0 and 0 <= shift < 16
+        assert m.extents == (77 + shift // 2, 13 if c < 6 else 12, 1)
+        assert (m.strides[0], m.box[1] * 8) == (8 * 154, kernel.theta.tile["bm"])
 
 
 def test_maps_become_an_initialiser() -> None:
@@ -188,6 +249,10 @@ def _one(text: str, wanted: Callable[[Mapping[str, Any]], bool]) -> Kernel:
     raise AssertionError(f"no such kernel for {text}")
 
 
+def strided(v: Mapping[str, Any]) -> bool:
+    return bool(v["copy_a"] == "strided")
+
+
 _TEXT = "gemm 300x200x200 batch=2 epilogue=bias+relu dtype=bf16"
 PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "ping-pong in clusters": (_TEXT, lambda v: v["pingpong"] and v["cluster_m"] == 2),
@@ -208,6 +273,43 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "repacked": (
         "gemm 130x131x77 batch=2 layout=tt epilogue=residual dtype=bf16", lambda v: v["persistent"],
     ),
+    "8 classes": (
+        "gemm 130x136x77 epilogue=bias+residual dtype=bf16",
+        lambda v: strided(v) and v["store"] == "rows" and v["bm"] == 128,
+    ),
+    "4 classes, k shorter than a tile": (
+        "gemm 133x131x30 layout=nt dtype=fp16", lambda v: strided(v) and v["store"] == "rows",
+    ),
+    "2 classes in batches": (
+        "gemm 132x72x100 batch=2 epilogue=bias+gelu dtype=bf16",
+        lambda v: strided(v) and v["persistent"],
+    ),
+    "classes of tf32": ("gemm 100x72x99 layout=nt dtype=tf32", lambda v: strided(v)),
+    "classes in clusters": (
+        "gemm 300x136x77 dtype=bf16",
+        lambda v: strided(v) and v["cluster_n"] == v["cluster_m"] == 2,
+    ),
+    "a class in parts": (
+        "gemm 130x200x76 dtype=bf16", lambda v: strided(v) and v["cluster_n"] == 4,
+    ),
+    "classes in a cluster along k": (
+        "gemm 100x72x601 epilogue=bias dtype=bf16", lambda v: strided(v) and v["cluster_k"] == 4,
+    ),
+    "classes with split-K": (
+        "gemm 130x72x301 dtype=bf16",
+        lambda v: strided(v) and v["split_k"] > 1 and v["split_mode"] == "last",
+    ),
+    "classes with sums by a kernel": (
+        "gemm 130x72x302 epilogue=relu dtype=fp16",
+        lambda v: strided(v) and v["split_mode"] == "kernel",
+    ),
+    "classes in ping-pong": (
+        "gemm 300x200x78 dtype=bf16",
+        lambda v: strided(v) and v["pingpong"] and v["store"] == "rows",
+    ),
+    "whole rows, repacked": (
+        "gemm 130x136x77 dtype=bf16", lambda v: not strided(v) and v["store"] == "rows",
+    ),
     "rows of odd length": (
         "gemm 130x131x72 batch=2 epilogue=bias+residual dtype=bf16",
         lambda v: v["store"] == "rows" and v["bm"] == 128 and v["consumers"] == 1,
@@ -226,6 +328,16 @@ def test_emulated_kernels_agree_with_the_reference(path: str, tmp_path: Path) ->
     assert _is_right(kernel, tmp_path), f"{kernel.workload}: {kernel.theta}"
 
 
+@needs_compiler
+def test_a_thread_repacks_several_vectors_of_large_operands(tmp_path: Path) -> None:
+    kernel = _one(*PATHS["repacked"])
+    few = "VECTORS >= 1 << 18"
+    assert few in kernel.source
+    source = kernel.source.replace(few, "VECTORS >= 1")
+    source = re.sub("#define KT_EXPECT_REPACK_BLOCKS .*", "", source)
+    assert _is_right(dataclasses.replace(kernel, source=source), tmp_path)
+
+
 BUGS = {
     "a stage is released too early": (
         "kt_wgmma_wait<KT_IN_FLIGHT>();", "kt_wgmma_wait<KT_IN_FLIGHT + 1>();",
@@ -234,6 +346,10 @@ BUGS = {
         "kt_store_box_wait<KT_STORE_BUFFERS - 1>();", "kt_store_box_wait<KT_STORE_BUFFERS>();",
     ),
     "the second row of a thread is the first": ("+ 8 * h + lane() / 4", "+ lane() / 4"),
+    "rows of classes alternate": (
+        "row % EACH * KT_CLASSES_A + row / EACH", "row % KT_CLASSES_A * EACH + row / KT_CLASSES_A",
+    ),
+    "classes start alike": ("k + maps.shift(c)", "k"),
     "slabs are taken for rows": ("(u64)(8 * SWIZZLE >> 4) << 32", "(u64)(SWIZZLE >> 4) << 32"),
 }  # fmt: skip
 
@@ -241,7 +357,9 @@ BUGS = {
 @needs_compiler
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_emulator_catches_planted_bugs(bug: str, tmp_path: Path) -> None:
-    name = "boxes of C in turns" if "box" in bug else "repacked"
+    name = (
+        "boxes of C in turns" if "box" in bug else "8 classes" if "classes" in bug else "repacked"
+    )
     kernel = _one(*PATHS[name])
     correct, wrong = BUGS[bug]
     assert correct in kernel.source

@@ -79,6 +79,25 @@ def test_maps_are_encoded_once_and_passed_by_value(
     assert maps == [b"map"] * len(step.maps)
 
 
+def reads_classes_of_rows(kernel: Kernel) -> bool:
+    return kernel.family == "wgmma" and kernel.theta.mem["copy_a"] == "strided"
+
+
+@needs_nvrtc
+def test_maps_of_row_classes_begin_inside_a(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "gemm 64x72x134 dtype=bf16"  # rows of 268 bytes: four classes
+    log, gpu = write_log(tmp_path / "log.jsonl", text, reads_classes_of_rows), Hopper()
+    module = module_of(tmp_path / "emitted.py", log, gpu, monkeypatch)
+    a, b = (fake_cupy.tensor(shape, "<u2") for shape in ((64, 134), (134, 72)))
+    module.launch(a, b)
+    starts = [0, 256, 528, 800]
+    assert [x[1] for x in gpu.encoded] == [*(a.address + start for start in starts), b.address]
+    assert [x[2][0] for x in gpu.encoded[:4]] == [134, 134 + 6, 134 + 4, 134 + 2]
+    assert all(x[3][0] == 4 * 268 for x in gpu.encoded[:4])
+
+
 def fills_the_device(kernel: Kernel) -> bool:
     return kernel.family == "wgmma" and kernel.launches[-1].resident
 
