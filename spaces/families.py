@@ -23,11 +23,14 @@ from .gemm.mma import GemmMma
 from .gemm.simt import GemmSimt
 from .gemm.stream import GemmStream
 from .gemm.wgmma import GemmWgmma
+from .gemm.wgmma_swapped import GemmWgmmaSwapped
 from .space import Space
 from .target import Target
 from .workload import Workload
 
-_GEMM_CUDA: tuple[Family, ...] = (GemmMma(), GemmWgmma(), GemmSimt(), GemmStream())
+_GEMM_CUDA: tuple[Family, ...] = (
+    GemmMma(), GemmWgmma(), GemmWgmmaSwapped(), GemmSimt(), GemmStream(),
+)  # fmt: skip
 
 FAMILIES: Mapping[tuple[str, str], tuple[Family, ...]] = {
     ("gemm", "cpu"): (GemmCpu(), GemmCpuSkinny()),

@@ -1,14 +1,17 @@
-"""Kernels of the family `wgmma` for tests: random workloads and θ, and θ with a given property."""
+"""Kernels of the families on wgmma for tests: random workloads and θ, θ with a given property."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gemm_cases
 import numpy as np
 
+from kt.spaces.family import Family
 from kt.spaces.gemm.wgmma import GemmWgmma
+from kt.spaces.gemm.wgmma_swapped import GemmWgmmaSwapped
 from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
 from kt.spaces.target import CUDA_TARGETS, Target
@@ -30,8 +33,22 @@ NAMED = (
 )  # fmt: skip
 """One tile, fewer tiles than SMs, more; k shorter than any ring; rows that start anywhere."""
 
+NAMED_SWAPPED = (
+    "gemm 1x4096x4096 layout=nt dtype=bf16", "gemm 16x2048x2048 dtype=bf16",
+    "gemm 8x1000x7168 epilogue=bias+gelu dtype=fp16", "gemm 128x2048x1024 dtype=bf16",
+    "gemm 40x777x520 layout=tt epilogue=scale+residual dtype=bf16",
+    "gemm 1x2x8 layout=nt dtype=bf16",
+    "gemm 96x3000x131 layout=tn epilogue=bias+relu+scale+shift dtype=bf16",
+    "gemm 33x1001x500 layout=nt epilogue=bias+silu+residual dtype=tf32",
+    "gemm 7x20000x72 dtype=bf16",
+)  # fmt: skip
+"""One row and 128, one tile and several waves of them, C's rows of odd length, every layout."""
+
 _LARGE = "gemm 2500x1336x264 batch=2 epilogue=bias+relu dtype=bf16"
 _SMALL = "gemm 328x712x1032 layout=tn dtype=fp16"
+_SKINNY = "gemm 40x712x1032 layout=nn epilogue=bias+gelu+residual dtype=bf16"
+_WIDE = "gemm 100x40008x136 layout=nn epilogue=scale+shift dtype=fp16"
+_ODD = "gemm 75x1303x2056 layout=nt epilogue=bias+residual dtype=bf16"
 _Wanted = Callable[[Mapping[str, Any]], bool]
 
 
@@ -39,7 +56,7 @@ def _strided(v: Mapping[str, Any], store: str = "") -> bool:
     return v["copy_a"] == "strided" and v["store"] in (store or v["store"])
 
 
-PROPERTIES: Mapping[str, tuple[str, _Wanted]] = {
+_PLAIN: Mapping[str, tuple[str, _Wanted]] = {
     "ping-pong": (_LARGE, lambda v: v["pingpong"]),
     "ping-pong in clusters": (_LARGE, lambda v: v["pingpong"] and v["cluster_m"] > 1),
     "ping-pong with split-K": (
@@ -112,6 +129,28 @@ PROPERTIES: Mapping[str, tuple[str, _Wanted]] = {
     "bk 128": (_SMALL, lambda v: v["bk"] == 128),
     "bk 32": (_SMALL, lambda v: v["bk"] == 32),
 }  # fmt: skip
+_SWAPPED: Mapping[str, tuple[str, _Wanted]] = {
+    "swapped, boxes of C": (
+        _WIDE, lambda v: v["store"] == "tma" and v["bm"] == 256 and v["bn"] % 16 == 8,
+    ),
+    "swapped, rows of odd length": (_ODD, lambda v: v["consumers"] == 2),
+    "swapped, sums by the last": (
+        _SKINNY, lambda v: v["split_k"] > 1 and v["split_mode"] == "last" and v["store"] == "tma",
+    ),
+    "swapped, sums by atomics": (_ODD, lambda v: v["split_mode"] == "atomic"),
+    "swapped, sums by a kernel": (_SKINNY, lambda v: v["split_mode"] == "kernel"),
+    "swapped, odd sums by a kernel": (_ODD, lambda v: v["split_mode"] == "kernel"),
+    "swapped, clusters along k": (_ODD, lambda v: v["cluster_k"] == 8),
+    "swapped, clusters of two along k": (_SKINNY, lambda v: v["cluster_k"] == 2),
+    "swapped, clusters along m": (_SKINNY, lambda v: v["cluster_m"] == 2),
+    "swapped, clusters along n": (_SKINNY, lambda v: v["cluster_n"] > 1 and v["cluster_m"] > 1),
+    "swapped, persistent": (_WIDE, lambda v: v["persistent"] and v["consumers"] == 2),
+    "swapped, L2 warmed": (_SKINNY, lambda v: v["warm"] > 2 and v["cluster_n"] > 1),
+    "swapped, tf32": (
+        "gemm 24x1500x520 layout=nt epilogue=bias+relu dtype=tf32", lambda v: v["split_k"] > 1,
+    ),
+}  # fmt: skip
+PROPERTIES = {**_PLAIN, **_SWAPPED}
 
 
 def draw(rng: np.random.Generator, extents: tuple[int, ...]) -> Gemm:
@@ -126,24 +165,38 @@ def draw(rng: np.random.Generator, extents: tuple[int, ...]) -> Gemm:
 def random_kernel(seed: int, extents: tuple[int, ...], target: Target = H200) -> Kernel:
     """A kernel of a random workload; every tenth has the default θ."""
     rng = np.random.default_rng([2026, seed])
-    space = Space(draw(rng, extents), target, [GemmWgmma()])
+    return _random(Space(draw(rng, extents), target, [GemmWgmma()]), rng, seed)
+
+
+def random_swapped_kernel(seed: int, extents: tuple[int, ...], target: Target = H200) -> Kernel:
+    """The same of a product with few rows, as its transpose."""
+    rng, family = np.random.default_rng([2027, seed]), GemmWgmmaSwapped()
+    drawn = (draw(rng, extents) for _ in itertools.count())
+    served = next(w for w in drawn if family.refuses(w, target) is None)
+    return _random(Space(served, target, [family]), rng, seed)
+
+
+def _random(space: Space, rng: np.random.Generator, seed: int) -> Kernel:
     default = int(space.defaults()[0])
     return space.kernel(default if seed % 10 == 0 else int(space.sample(rng, 1)[0]))
 
 
 def named_kernels(target: Target = H200, count: int = 4) -> Iterator[tuple[str, Kernel]]:
     """The default and `count` - 1 random kernels of every named workload."""
-    for text in NAMED:
-        space = Space(parse(text), target, [GemmWgmma()])
+    families: tuple[tuple[Family, Sequence[str]], ...] = (
+        (GemmWgmma(), NAMED), (GemmWgmmaSwapped(), NAMED_SWAPPED),
+    )  # fmt: skip
+    for family, text in ((family, text) for family, texts in families for text in texts):
+        space = Space(parse(text), target, [family])
         drawn = space.sample(np.random.default_rng(7), count - 1).tolist()
         for i, point in enumerate([int(space.defaults()[0]), *drawn]):
-            yield f"{text} #{i}", space.kernel(point)
+            yield f"{family.name} {text} #{i}", space.kernel(point)
 
 
 def kernels_with(name: str, target: Target = H200, count: int = 3) -> list[Kernel]:
     """Up to `count` kernels that have a property of PROPERTIES."""
     text, wanted = PROPERTIES[name]
-    space = Space(parse(text), target, [GemmWgmma()])
+    space = Space(parse(text), target, [GemmWgmmaSwapped() if name in _SWAPPED else GemmWgmma()])
     rng, found = np.random.default_rng(11), list[Kernel]()
     for _ in range(40):
         for point in space.sample(rng, 256).tolist():

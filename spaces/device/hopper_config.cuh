@@ -38,6 +38,9 @@
 #ifndef KT_STORE
 #define KT_STORE KT_STORE_DIRECT
 #endif
+#ifndef KT_WARM
+#define KT_WARM 0 /* tiles of A that a CTA asks L2 for while the kernel before it ends */
+#endif
 #ifndef KT_STORE_BUFFERS
 #define KT_STORE_BUFFERS 1 /* boxes of a warpgroup that may be on their way to C */
 #endif
@@ -107,6 +110,7 @@ static_assert(!EXCHANGE_REGISTERS || KT_PRODUCER_REGISTERS + CONSUMERS * KT_CONS
 constexpr u32 M_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_M, BM), KT_CLUSTER_M);
 constexpr u32 N_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_N, BN), KT_CLUSTER_N);
 constexpr bool CHECK_M = KT_M % (BM * KT_CLUSTER_M) != 0, CHECK_N = KT_N % (BN * KT_CLUSTER_N) != 0; // tiles end beyond C
+constexpr bool CHECK_ROWS = KT_SWAPPED ? CHECK_N : CHECK_M, CHECK_COLUMNS = KT_SWAPPED ? CHECK_M : CHECK_N; // of C
 constexpr u32 K_TILES = kt_ceil_div<u32>(KT_K, BK);
 constexpr u32 CLUSTERS = M_CLUSTERS * N_CLUSTERS, UNITS = CLUSTERS * KT_BATCH * KT_SPLIT_K; // a cluster works on one unit
 static_assert((u64)M_CLUSTERS * N_CLUSTERS * KT_BATCH * KT_SPLIT_K * CLUSTER_SIZE < 1ull << 31, "grid");
@@ -182,6 +186,17 @@ struct kt_sums {
     KT_DEVICE kt_acc (&all())[ACCS] { return reinterpret_cast<kt_acc(&)[ACCS]>(part); }
     // Four of all: two rows of a pair of columns.
     KT_DEVICE float *four(int v) { return pair(v / (BN / 8), v % (BN / 8), 0); }
+
+    // Swapped, a pair lies along a column of C. Lanes of neighbouring rows of the product trade, and it lies along a row.
+    KT_DEVICE void turn_pairs(u32 lane) {
+        const bool odd = lane / 4 % 2;
+#pragma unroll
+        for (int v = 0; v < ACCS / 2; v++) {
+            float *p = four(v / 2) + v % 2 * 2;
+            const float other = __shfl_xor_sync(0xffffffff, odd ? p[0] : p[1], 4);
+            p[0] = odd ? other : p[0], p[1] = odd ? p[1] : other;
+        }
+    }
 };
 
 #endif

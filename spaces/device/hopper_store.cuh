@@ -7,12 +7,14 @@
 // ---- memory for parts of C on their way, a warpgroup's own
 
 constexpr bool STORE_BY_TMA = KT_STORE == KT_STORE_TMA, STORE_BY_ROWS = KT_STORE == KT_STORE_ROWS;
-constexpr int BOX_N = BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16, BOX_ROW = BOX_N * OUTPUT_BYTES, BOX_BYTES = 64 * BOX_ROW;
+constexpr int BOX_N = KT_SWAPPED ? BN : BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16; // a box is 64 by so many of the product
+constexpr int BOX_ROW = (KT_SWAPPED ? 64 : BOX_N) * OUTPUT_BYTES, BOX_BYTES = 64 * BOX_N * OUTPUT_BYTES;
 constexpr int STRIP_N = BN % 128 == 0 ? 128 : BOX_N; // columns of rows that are stored at once
 constexpr int STRIP_ROW = STRIP_N * OUTPUT_BYTES + 16, STRIP_BYTES = 64 * STRIP_ROW; // 16 bytes more: no bank conflicts
 constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : STORE_BY_ROWS ? STRIP_BYTES : 0;
 static_assert(!STORE_BY_TMA || C_GROUP == 8, "rows of C that the TMA can store");
-static_assert(KT_STORE == KT_STORE_DIRECT || (BN % 16 == 0 && OUTPUT_BYTES == 2), "matrices in shared memory");
+static_assert(KT_STORE == KT_STORE_DIRECT || (BN % (KT_SWAPPED ? 8 : 16) == 0 && OUTPUT_BYTES == 2), "matrices in shared memory");
+static_assert(!KT_SWAPPED || !STORE_BY_ROWS, "boxes or pairs");
 // The sums of a CTA, where those of a cluster meet.
 constexpr int SUMS_BYTES = KT_CLUSTER_K > 1 ? BM * BN * ACC_BYTES : 0;
 static_assert(KT_CLUSTER_K == 1 || KT_STORE == KT_STORE_DIRECT, "parts of a tile are stored directly");
@@ -26,55 +28,66 @@ struct kt_group_tile {
     kt_epilogue epilogue;
     u64 index;       // of the batch's C
     u32 row, column; // of the CTA's tile in C
-    u32 first;       // row of the warpgroup's in the tile
+    u32 first;       // where the warpgroup's begins in the tile, along m of the product
     u32 thread, barrier;
 
     KT_DEVICE u32 lane() const { return thread % 32; }
-    KT_DEVICE u32 row_of(int i, int h) const { return row + kt_tile_row(first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4); }
-    KT_DEVICE u32 column_of(int j) const { return column + 8 * j + lane() % 4 * 2; }
+    // Of pair (i, j, h) of the sums, turned where the product is swapped.
+    KT_DEVICE u32 row_of(int i, int j, int h) const {
+        if (KT_SWAPPED) return row + 8 * j + lane() % 4 * 2 + lane() / 4 % 2;
+        return row + kt_tile_row(first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4);
+    }
+    KT_DEVICE u32 column_of(int i, int j, int h) const {
+        if (KT_SWAPPED) return column + first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 8 * 2;
+        return column + 8 * j + lane() % 4 * 2;
+    }
 };
+
+// Whether the pairs (i, j, *) are this CTA's to store, of those that share the tile.
+KT_DEVICE bool kt_in_share(int i, int j, u32 share) { return (KT_SWAPPED ? i * (BN / 8) + j : j) % KT_CLUSTER_K == share; }
 
 // COUNT neighbours of each pair: finished into C, or as they are into the sums of split-K. With KT_CLUSTER_K, this CTA's
 // share of the pairs.
 template <int COUNT, bool PARTIAL>
 KT_DEVICE void kt_store_pairs(kt_sums &sums, const kt_group_tile &to, u8 *workspace, u32 split, u32 share = 0) {
+    constexpr int ROWS = KT_SWAPPED ? BN / 8 : 2 * M_PARTS, COLUMNS = M_PARTS * (BN / 4) / ROWS; // of pairs
 #pragma unroll
-    for (int j = 0; j < BN / 8; j++)
+    for (int x = 0; x < COLUMNS; x++)
 #pragma unroll
         for (int e = 0; e < 2; e += COUNT) {
-            const u32 column = to.column_of(j) + e;
-            if (j % KT_CLUSTER_K != share) continue;
-            if (CHECK_N && column >= KT_N) continue;
+            const u32 column = (KT_SWAPPED ? to.column_of(x / 2, 0, x % 2) : to.column_of(0, x, 0)) + e;
+            if (!KT_SWAPPED && !kt_in_share(0, x, share)) continue;
+            if (CHECK_COLUMNS && column >= C_COLUMNS) continue;
             const kt_columns<COUNT> columns = kt_load_columns<COUNT>(to.epilogue, column, !PARTIAL);
 #pragma unroll
-            for (int i = 0; i < M_PARTS; i++)
+            for (int y = 0; y < ROWS; y++) {
+                const int i = (KT_SWAPPED ? x : y) / 2, h = (KT_SWAPPED ? x : y) % 2, j = KT_SWAPPED ? y : x;
+                const u32 row = to.row_of(i, j, h);
+                if (KT_SWAPPED && !kt_in_share(i, j, share)) continue;
+                if (CHECK_ROWS && row >= C_ROWS) continue;
+                const u64 index = to.index + (u64)row * C_LD + column;
+                kt_acc sum[COUNT];
 #pragma unroll
-                for (int h = 0; h < 2; h++) {
-                    const u32 row = to.row_of(i, h);
-                    if (CHECK_M && row >= KT_M) continue;
-                    const u64 index = to.index + (u64)row * C_LD + column;
-                    kt_acc sum[COUNT];
-#pragma unroll
-                    for (int g = 0; g < COUNT; g++) sum[g] = sums.pair(i, j, h)[e + g];
-                    if (PARTIAL) kt_store_partial<COUNT>(workspace, split, index, sum);
-                    else kt_finish_and_store<COUNT>(to.c, index, sum, columns, to.epilogue);
-                }
+                for (int g = 0; g < COUNT; g++) sum[g] = sums.pair(i, j, h)[e + g];
+                if (PARTIAL) kt_store_partial<COUNT>(workspace, split, index, sum);
+                else kt_finish_and_store<COUNT>(to.c, index, sum, columns, to.epilogue);
+            }
         }
 }
 
 // A pair, finished: two outputs in a word. What lies outside C is any number.
 KT_DEVICE u32 kt_finished_pair(kt_sums &sums, const kt_group_tile &to, int i, int j, int h) {
     constexpr int COUNT = kt_min(C_GROUP, 2); // neighbours that can be loaded at once
-    const u32 row = to.row_of(i, h), column = to.column_of(j);
+    const u32 row = to.row_of(i, j, h), column = to.column_of(i, j, h);
     u32 word = 0;
 #pragma unroll
     for (int e = 0; e < 2; e += COUNT) {
-        const bool in_row = !CHECK_N || column + e < KT_N;
+        const bool in_row = !CHECK_COLUMNS || column + e < C_COLUMNS;
         kt_acc sum[COUNT];
 #pragma unroll
         for (int g = 0; g < COUNT; g++) sum[g] = sums.pair(i, j, h)[e + g];
         kt_math residual[COUNT] = {};
-        if (KT_HAS_RESIDUAL && in_row && (!CHECK_M || row < KT_M))
+        if (KT_HAS_RESIDUAL && in_row && (!CHECK_ROWS || row < C_ROWS))
             kt_load_outputs<COUNT>(residual, to.epilogue.residual + to.index + (u64)row * C_LD + column + e);
         const u32 bits = kt_finish<COUNT>(sum, kt_load_columns<COUNT>(to.epilogue, column + e, in_row), residual).words.w[0];
         word |= e ? bits << 16 : COUNT == 1 ? bits & 0xffff : bits;
@@ -82,12 +95,36 @@ KT_DEVICE u32 kt_finished_pair(kt_sums &sums, const kt_group_tile &to, int i, in
     return word;
 }
 
-// Boxes of 64 rows through shared memory, each stored by the TMA while the next is being finished.
+// Where byte `offset` of a box is, by the swizzle of C's map.
+KT_DEVICE u32 kt_swizzled(u32 offset) { return offset ^ ((offset >> 3) & ((BOX_ROW / 16 - 1) << 4)); }
+
+// A box of the warpgroup's tile, finished, into shared memory.
+KT_DEVICE void kt_fill_box(kt_sums &sums, const kt_group_tile &to, u32 at, int box, int i) {
+    if constexpr (KT_SWAPPED) {
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+            for (int j = 0; j < BN / 8; j++) {
+                const u32 row = to.row_of(i, j, h) - to.row, column = to.column_of(0, j, h) - to.column - to.first;
+                kt_shared_store(at + kt_swizzled(row * BOX_ROW + column * OUTPUT_BYTES), kt_finished_pair(sums, to, i, j, h));
+            }
+    } else {
+        const u32 lane = to.lane(), row = to.thread / 32 * 16 + lane % 16;
+#pragma unroll
+        for (int q = 0; q < BOX_N / 16; q++) {
+            u32 words[4];
+#pragma unroll
+            for (int v = 0; v < 4; v++) words[v] = kt_finished_pair(sums, to, i, (box * BOX_N + q * 16) / 8 + v / 2, v % 2);
+            kt_stmatrix(at + kt_swizzled(row * BOX_ROW + (2 * q + lane / 16) * 16), words);
+        }
+    }
+}
+
+// Boxes of C through shared memory, each stored by the TMA while the next is being finished.
 struct kt_box_store {
     u32 memory, next = 0;
 
     KT_DEVICE void store(kt_sums &sums, const kt_group_tile &to, const kt_tensor_map &map, u32 batch) {
-        const u32 lane = to.lane(), row = to.thread / 32 * 16 + lane % 16;
 #pragma unroll
         for (int box = 0; box < BN / BOX_N; box++)
 #pragma unroll
@@ -95,18 +132,11 @@ struct kt_box_store {
                 const u32 at = memory + next * BOX_BYTES;
                 if (to.thread == 0) kt_store_box_wait<KT_STORE_BUFFERS - 1>();
                 kt_warpgroup_sync(to.barrier);
-#pragma unroll
-                for (int q = 0; q < BOX_N / 16; q++) {
-                    u32 words[4];
-#pragma unroll
-                    for (int v = 0; v < 4; v++) words[v] = kt_finished_pair(sums, to, i, (box * BOX_N + q * 16) / 8 + v / 2, v % 2);
-                    u32 offset = row * BOX_ROW + (2 * q + lane / 16) * 16;
-                    offset ^= (offset >> 3) & ((BOX_ROW / 16 - 1) << 4); // the swizzle of the map
-                    kt_stmatrix(at + offset, words);
-                }
+                kt_fill_box(sums, to, at, box, i);
                 kt_fence_async_proxy();
                 kt_warpgroup_sync(to.barrier);
-                if (to.thread == 0) kt_store_box(map, at, to.column + box * BOX_N, to.row + to.first + 64 * i, batch);
+                const u32 m = to.first + 64 * i, n = box * BOX_N; // in the CTA's tile of the product
+                if (to.thread == 0) kt_store_box(map, at, to.column + (KT_SWAPPED ? m : n), to.row + (KT_SWAPPED ? n : m), batch);
                 if (++next == KT_STORE_BUFFERS) next = 0;
             }
     }
@@ -195,7 +225,7 @@ struct kt_cluster_sums {
     KT_DEVICE void after(kt_sums &sums, u32 share) const {
 #pragma unroll
         for (int v = 0; v < ACCS / 4; v++) {
-            if (v % (BN / 8) % KT_CLUSTER_K != share) continue;
+            if (!kt_in_share(v / (BN / 8), v % (BN / 8), share)) continue;
 #pragma unroll
             for (int e = 0; e < 4; e++) sums.four(v)[e] = 0;
 #pragma unroll

@@ -12,6 +12,10 @@ struct alignas(64) kt_tensor_map {
 // ---- instructions
 
 KT_DEVICE void kt_prefetch_map(const kt_tensor_map &map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
+// Asks L2 for the box at (x, y, z).
+KT_DEVICE void kt_prefetch_box(const kt_tensor_map &map, int x, int y, int z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(x), "r"(y), "r"(z) : "memory");
+}
 
 // The box at (x, y, z), innermost first, to shared memory; its whole size counts at `barrier`, also where it lies outside
 // the tensor and becomes zeros.

@@ -53,6 +53,7 @@ KT_DEVICE void kt_shared_store(u32 address, kt_words<4> x) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3])
                  : "memory");
 }
+KT_DEVICE void kt_shared_store(u32 address, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory"); }
 KT_DEVICE u32 kt_shared_load(u32 address) {
     u32 x;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,17 +44,22 @@ _MOST_CTAS = 8
 PlanOf = Callable[[Any], HopperPlan]
 
 
-def hopper_knobs(w: Gemm, target: Target) -> list[Knob]:
+def hopper_stores(w: Gemm) -> tuple[str, ...]:
+    """Ways from the accumulators to C."""
+    if output_bytes(w) != 2:
+        return ("direct",)
+    by_boxes = output_group(w) * output_bytes(w) == 16
+    rows = ("rows",) if row_classes(w) > 1 or not by_boxes else ()
+    return ("direct", *rows, "tma") if by_boxes else ("direct", *rows)
+
+
+def hopper_knobs(w: Gemm, target: Target, stores: Sequence[str]) -> list[Knob]:
+    """`stores`: ways from the accumulators to C."""
     a, b = operands(w)
     bms, bns = until_covered(_BLOCK_M, w.m), until_covered(_BLOCK_N, w.n)
     bks = until_covered(tuple(x // a.bytes for x in _BLOCK_K_BYTES), w.k)
     m_tiles, n_tiles, k_tiles = ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0]), ceil_div(w.k, bks[0])
     grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
-    by_boxes = output_group(w) * output_bytes(w) == 16 and output_bytes(w) == 2
-    strided = row_classes(w) > 1
-    stores = ["direct"]
-    if output_bytes(w) == 2:
-        stores += ["rows"] * (strided or not by_boxes) + ["tma"] * by_boxes
     splits = most_splits(k_tiles, grid, target)
     turns = (False, True) if m_tiles * n_tiles * w.batch * splits > target.cores else (False,)
     return [
@@ -62,10 +67,10 @@ def hopper_knobs(w: Gemm, target: Target) -> list[Knob]:
         Ordinal("tile", "bn", bns),
         Ordinal("tile", "bk", bks),
         Ordinal("mem", "stages", _STAGES),
-        *([Categorical("mem", "copy_a", ("strided", "repack"))] if strided else []),
+        *([Categorical("mem", "copy_a", ("strided", "repack"))] if row_classes(w) > 1 else []),
         *([] if b.k_major else [Ordinal("mem", "swizzle_b", (32, 64, 128))]),
         Categorical("mem", "store", tuple(stores)),
-        Ordinal("mem", "buffers", (1, 2) if by_boxes else (1,)),
+        Ordinal("mem", "buffers", (1, 2) if "tma" in stores else (1,)),
         *raster_knobs(m_tiles, n_tiles),
         *split_knobs(splits),
         Ordinal("unroll", "in_flight", (0, 1)),
@@ -250,7 +255,7 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
     return [
         rule(
             "store-columns",
-            lambda v: (np.asarray(v["store"]) == "direct") | (v["bn"] % 16 == 0),
+            lambda v: (np.asarray(v["store"]) == "direct") | plan(v).fills_boxes,
             lambda v: f"stores through shared memory need multiples of 16 columns, not {v['bn']}",
         ),
         rule(

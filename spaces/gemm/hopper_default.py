@@ -4,73 +4,89 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from kt.spaces.cuda import is_legal
 from kt.spaces.family import Rule
-from kt.spaces.target import Target
 from kt.spaces.theta import Value
-from kt.spaces.workload import Gemm
 
 from .cuda import GROUPS
+from .hopper import PlanOf
 from .hopper_model import cycles
-from .hopper_plan import HopperPlan
 
-# Tiles that people use, largest first: bm, bn, consumers, cluster_m, persistent.
-_SHAPES = (
+
+class Shape(NamedTuple):
+    """A tile, and how CTAs work on it."""
+
+    bm: int
+    bn: int
+    consumers: int
+    cluster_m: int
+    persistent: bool
+    blocks: int = 1
+
+
+# Tiles that people use, largest first.
+SHAPES = tuple(Shape(*values) for values in (
     (128, 256, 2, 2, True), (128, 256, 2, 1, True), (128, 192, 2, 2, True), (128, 192, 2, 1, True),
     (128, 128, 2, 2, True), (128, 256, 2, 1, False), (128, 192, 2, 1, False),
     (128, 128, 2, 2, False), (128, 128, 2, 1, False), (128, 64, 2, 1, False),
     (64, 256, 1, 1, False), (64, 128, 1, 1, False), (64, 64, 1, 1, False), (64, 32, 1, 1, False),
     (64, 16, 1, 1, False), (64, 8, 1, 1, False),
-)  # fmt: skip
+))  # fmt: skip
 _GROUP = 8
 _STAGES = 8
 
 
 def default_values(
-    w: Gemm, target: Target, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
+    plan: PlanOf,
+    knobs: Mapping[str, Sequence[Any]],
+    rules: Sequence[Rule],
+    shapes: Sequence[Shape] = SHAPES,
 ) -> Mapping[str, Value]:
-    """`knobs` holds the choices by short name."""
+    """`knobs` holds the choices by short name; `plan` says what values imply."""
     best: tuple[float, dict[str, Value]] | None = None
-    for values in _candidates(w, target, knobs):
+    for values in _candidates(plan, knobs, shapes):
         legal = _with_stages(values, knobs, rules)
         if legal is None:
             continue
-        time = float(cycles(w, target, legal, HopperPlan(w, target, legal))["cycles"])
+        p = plan(legal)
+        time = float(cycles(p.w, p.target, legal, p)["cycles"])
         if best is None or time < best[0]:
             best = time, legal
-    assert best is not None, f"no default tile for '{w}' on {target.name}"
+    assert best is not None, "no default tile is legal"
     return best[1]
 
 
 def _candidates(
-    w: Gemm, target: Target, knobs: Mapping[str, Sequence[Any]]
+    plan: PlanOf, knobs: Mapping[str, Sequence[Any]], shapes: Sequence[Shape]
 ) -> Iterator[dict[str, Any]]:
     """Values of every known tile but the stages: split-K fills the SMs."""
     bk = max(x for x in knobs["bk"] if x <= knobs["bk"][0] * 2)
     store = "rows" if "rows" in knobs["store"] else knobs["store"][-1]
-    for bm, bn, consumers, cluster_m, persistent in _SHAPES:
+    for bm, bn, consumers, cluster_m, persistent, blocks in shapes:
         if bm not in knobs["bm"] or bn not in knobs["bn"] or cluster_m not in knobs["cluster_m"]:
             continue
         values: dict[str, Any] = {
             "bm": bm, "bn": bn, "bk": bk, "store": store, "buffers": 1,
             "raster": "m", "group": 1, "split_k": 1, "split_mode": "last",
             "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
-            "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": 1,
+            "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": blocks,
             "pingpong": False, "early": knobs["early"][-1],
         }  # fmt: skip
-        if bn % 16:
-            values["store"] = "direct"
         if "swizzle_b" in knobs:
             values["swizzle_b"] = 128
         if "copy_a" in knobs:
             values["copy_a"] = "strided"
-        p = HopperPlan(w, target, values)
+        if "warm" in knobs:
+            values["warm"] = 0
+        p = plan(values)
+        if not p.fills_boxes:
+            values["store"] = "direct"
         if min(p.m_clusters, p.n_clusters) > 1:
             fit = (g for g in GROUPS if g in knobs["group"] and g < 2 * p.m_clusters)
             values["group"] = max((g for g in fit if g <= _GROUP), default=1)
-        wanted = target.cores // int(p.tiles) if not persistent else 1
+        wanted = p.target.cores // int(p.tiles) if not persistent else 1
         splits = {1, max(s for s in knobs["split_k"] if s <= max(1, min(wanted, p.k_tiles // 4)))}
         for split in splits:
             yield {**values, "split_k": split}

@@ -60,6 +60,10 @@ def cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPlan) -> dict
     refill = np.where(p.persistent, 0, _FILL) * (rounds - 1)
     busy = rounds * (loop + tail) + np.where(hidden, store + sums, 0) + refill + _FILL
     memory = w.bytes * target.clock_mhz * 1e6 / target.bandwidth
+    if p.streams:  # with nothing to hide the first tiles and the sums behind
+        used = np.minimum(p.units * p.cluster, target.cores)
+        busiest = rounds * p.split_tiles * resident * used / (p.tiles * p.k_tiles)
+        memory = memory * np.maximum(busiest, 1) + _FILL + tail
     repacked = sum(p.repacked)
     copies = 2.2 * repacked * target.clock_mhz * 1e6 / target.bandwidth + _KERNEL * (repacked > 0)
     reduce = np.where((split > 1) & (np.asarray(v["split_mode"]) == "kernel"), _KERNEL, 0)

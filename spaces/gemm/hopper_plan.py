@@ -37,6 +37,11 @@ _PAIRED = 2
 class HopperPlan:
     """What knob values imply; arrays in, arrays out, and numbers for the values of one θ."""
 
+    arguments = (0, 1)
+    """Where the operands of the product are among the kernel's pointers."""
+    streams = False
+    """Whether the time is that of reading an operand once."""
+
     def __init__(self, w: Gemm, target: Target, values: Mapping[str, Any]) -> None:
         self.w, self.target, self.v = w, target, values
         self.a, self.b = operands(w)
@@ -125,14 +130,17 @@ class HopperPlan:
         """What a consumer keeps in registers; fitted to the compiler's reports."""
         v, ops = self.v, self.w.epilogue
         columns = sum(op in ops for op in ("bias", "scale", "shift"))
-        # Columns that are stored at once are held for all blocks of 64 rows.
-        wide = np.where(self.by_boxes, self.box_n, self.strip_n)
-        staged = np.where(self.group_m > 64, wide // 4, wide // 8)
-        held = np.where(self.by_boxes | self.by_rows, staged, 2)
+        held = np.where(self.by_boxes | self.by_rows, self.held_columns, 2)
         residual = np.where(self.by_boxes | self.by_rows, 8 * ("residual" in ops), 0)
         joined = 24 * ((np.asarray(v["split_k"]) > 1) & (np.asarray(v["split_mode"]) != "kernel"))
         shared = np.where(self.exchange, 0, 8)  # the producer's own are not told apart
         return self.accumulators + OTHER_REGISTERS + columns * held + residual + joined + shared
+
+    @property
+    def held_columns(self) -> Any:
+        """Columns of a thread that are stored at once; held for all blocks of 64 rows."""
+        wide = np.where(self.by_boxes, self.box_n, self.strip_n)
+        return np.where(self.group_m > 64, wide // 4, wide // 8)
 
     @cached_property
     def parts_n(self) -> Any:
@@ -165,9 +173,14 @@ class HopperPlan:
     def loaded_bytes(self) -> Any:
         return (self.bm + self.loaded_n) * self.bk * self.a.bytes
 
+    @property
+    def fills_boxes(self) -> Any:
+        """Whether the instructions that fill boxes or rows of C take the columns."""
+        return self.bn % 16 == 0
+
     @cached_property
     def box_n(self) -> Any:
-        """Columns of a box of C."""
+        """Columns of the product in a box of C; it has 64 rows."""
         return np.where(self.bn % 64 == 0, 64, np.where(self.bn % 32 == 0, 32, 16))
 
     @cached_property
@@ -300,28 +313,38 @@ class HopperPlan:
             )
         )  # fmt: skip
         if v["split_k"] > 1 and v["split_mode"] == "kernel":
-            launches.append(reduce_launch(self.w, early=v["early"]))
+            launches.append(reduce_launch(self.stored, early=v["early"]))
         return tuple(launches)
+
+    @property
+    def stored(self) -> Gemm:
+        """The product whose C lies in memory."""
+        return self.w
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Columns and rows of a box of C in memory."""
+        return int(self.box_n), 64
 
     def maps(self) -> tuple[TensorMap, ...]:
         """Of A or each class of its rows, B and, where the TMA stores it, C."""
-        v, w = self.v, self.w
+        v, w = self.v, self.stored
+        first, second = self.arguments
         copied_a, copied_b = map(int, self.repacked)
         swizzle_a = int(self.row_bytes) if self.a.k_major else SWIZZLE
         a = self._class_maps() if self.strided else (
-            self._map(0, self.a, copied_a, self.split.bytes, self.bm // v["cluster_n"],
+            self._map(first, self.a, copied_a, self.split.bytes, self.bm // v["cluster_n"],
                       v["cluster_n"], swizzle_a),
         )  # fmt: skip
         at_b = self.split.bytes + round_up(copied_a, 256)
-        b = self._map(1, self.b, copied_b, at_b, self.bn // v["cluster_m"],
+        b = self._map(second, self.b, copied_b, at_b, self.bn // v["cluster_m"],
                       v["cluster_m"], int(self.swizzle_b))  # fmt: skip
         if v["store"] != "tma":
             return *a, b
         row = w.n * output_bytes(w)
-        box = int(self.box_n)
         c = TensorMap(
-            len(w.inputs()), 0, w.out_dtype, (w.n, w.m, w.batch), (row, w.m * row), (box, 64, 1),
-            box * output_bytes(w),
+            len(w.inputs()), 0, w.out_dtype, (w.n, w.m, w.batch), (row, w.m * row), (*self.box, 1),
+            self.box[0] * output_bytes(w),
         )  # fmt: skip
         return *a, b, c
 

@@ -1,6 +1,9 @@
 // Matrix product by the warpgroup instructions of sm_90a: one warp loads tiles by TMA into a ring of shared-memory stages,
 // warpgroups multiply them with wgmma.
 //
+// Swapped operands (KT_SWAPPED): what is computed is the transpose of C, so that the many columns of a C with few rows take
+// the side of 64 of the instruction.
+//
 // Any extents: the TMA fills tails with zeros and does not store beyond C. It reads rows at multiples of 16 bytes: where A's
 // start elsewhere, every q-th of them starts alike, and each such class of rows has a map, whose k is shifted. The rows of a
 // tile are then permuted, which matters only where C is stored. What cannot be read so is first repacked by the kernel
@@ -9,6 +12,8 @@
 
 constexpr bool A_REPACK_TRANSPOSES = false, B_REPACK_TRANSPOSES = false; // rows along m or n are as good as along k
 #include "repack_kernel.cuh"
+static_assert(!KT_WARM || KT_CLASSES_A == 1, "tiles of one map");
+static_assert(!KT_SWAPPED || !KT_HAS_REPACK, "the parameters a and b are the operands of C, not of its transpose");
 
 // ---- memory
 
@@ -84,6 +89,19 @@ KT_DEVICE void kt_load_tile(u32 to, const kt_operand_maps<CLASSES> &maps, u32 ba
 #pragma unroll
         for (u32 s = 0; s < SHARES; s++)
             if (SHARES == 1 || s == share) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, s, ctas);
+    }
+}
+
+// Asks L2 for this CTA's share of the first tiles of A.
+KT_DEVICE void kt_warm(const kt_tensor_map &map_a, const kt_member &me) {
+    constexpr u32 OUTER = TileA::OUTER / KT_CLUSTER_N;
+    const kt_unit unit = kt_unit_of(blockIdx.x / CLUSTER_SIZE, me);
+#pragma unroll 1
+    for (u32 tile = 0; tile < kt_min<u32>(KT_WARM, unit.tiles); tile++) {
+        const u32 k = (unit.first + tile) * BK;
+        const u32 x = TileA::TRANSPOSED ? unit.m : k, y = (TileA::TRANSPOSED ? k : unit.m) + me.n * OUTER;
+#pragma unroll
+        for (u32 i = 0; i < TileA::COUNT; i++) kt_prefetch_box(map_a, x + i * TileA::WIDTH, y, unit.batch);
     }
 }
 
@@ -165,7 +183,11 @@ KT_DEVICE void kt_multiply_tiles(kt_sums &sums, u32 tiles, kt_ring<STAGES> &ring
 #define KT_MAP_A_PARAMETER(c) const __grid_constant__ kt_tensor_map map_a##c
 #define KT_MAP_A_ADDRESS(c) &map_a##c
 
-extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS)
+// An SM gives registers to four warps at a time: the bound that lets KT_BLOCKS CTAs fit counts whole warpgroups. Swapped, where
+// an epilogue may otherwise take many more registers than the sums need.
+constexpr int BOUND_THREADS = KT_SWAPPED ? kt_round_up<int>(THREADS, WARPGROUP) : THREADS;
+
+extern "C" __global__ void __launch_bounds__(BOUND_THREADS, KT_BLOCKS)
 kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const __grid_constant__ kt_tensor_map map_b KT_MAP_C_PARAMETER) {
     const u32 memory = kt_shared_address(kt_shared), group = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);
     const kt_barriers barriers = {memory + BARRIERS_AT, memory + BARRIERS_AT + 8 * STAGES, memory + BARRIERS_AT + 16 * STAGES};
@@ -177,6 +199,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
         maps_a.prefetch(), maps_b.prefetch();
         barriers.init();
     }
+    if (KT_WARM && threadIdx.x == CONSUMERS * WARPGROUP) kt_warm(*maps_a.of[0], me);
     if (CLUSTER_SIZE > 1) kt_cluster_sync();
     else __syncthreads();
     kt_release_next();
@@ -199,7 +222,9 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             // The other's stages must have come round, or the parity of this one's would be taken for an older one.
             if (KT_PINGPONG) kt_barrier_wait(barriers.turn + 8 * group, (turn - 1) / 2 % 2 ^ (group == 0));
             kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, barriers.turn + 8 * (group ^ 1));
-            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, unit.m, unit.n, reader * GROUP_M, thread, 1 + group};
+            if constexpr (KT_SWAPPED) sums.turn_pairs(thread % 32);
+            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, KT_SWAPPED ? unit.n : unit.m, KT_SWAPPED ? unit.m : unit.n,
+                                      reader * GROUP_M, thread, 1 + group};
             if (SPLIT_BY_KERNEL) return kt_store_pairs<kt_min(C_GROUP, 2), true>(sums, to, workspace, unit.split);
             if constexpr (SPLIT_IN_KERNEL) {
                 const u64 part = (unit.batch * TILES + unit.tile) * READERS + reader;

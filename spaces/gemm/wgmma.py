@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from kt.spaces.cuda import Floats
 from kt.spaces.family import Columns, Family, Rule, once
@@ -14,8 +15,8 @@ from kt.spaces.theta import Theta, Value
 from kt.spaces.workload import Gemm, Workload
 
 from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
-from .hopper import hopper_defines, hopper_knobs, hopper_rules
-from .hopper_default import default_values
+from .hopper import hopper_defines, hopper_knobs, hopper_rules, hopper_stores
+from .hopper_default import SHAPES, Shape, default_values
 from .hopper_model import hopper_features
 from .hopper_plan import HopperPlan
 from .mma_plan import operands
@@ -45,27 +46,51 @@ class GemmWgmma(Family):
             return "multiplies tf32 in layout nt only"
         return None
 
+    def product(self, w: Gemm) -> Gemm:
+        """What the kernel computes."""
+        return w
+
+    def plan(self, w: Gemm, target: Target, values: Mapping[str, Any]) -> HopperPlan:
+        return HopperPlan(w, target, values)
+
+    def shapes(self, knobs: Mapping[str, Sequence[Any]]) -> Sequence[Shape]:
+        """Tiles that may be the default; `knobs` holds the choices by short name."""
+        return SHAPES
+
+    def stores(self, w: Gemm) -> Sequence[str]:
+        """Ways from the accumulators to C."""
+        return hopper_stores(w)
+
+    def own_defines(self, values: Mapping[str, Any]) -> dict[str, int | str]:
+        """The stub's lines beyond those of every product on wgmma."""
+        return {}
+
     def knobs(self, workload: Workload, target: Target) -> Sequence[Knob]:
-        return hopper_knobs(as_gemm(workload), target)
+        w = as_gemm(workload)
+        return hopper_knobs(self.product(w), target, self.stores(w))
 
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_gemm(workload)
-        return hopper_rules(w, target, once(lambda v: HopperPlan(w, target, v)))
+        return hopper_rules(self.product(w), target, once(lambda v: self.plan(w, target, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         w = as_gemm(workload)
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
-        return default_values(w, target, knobs, self.rules(w, target))
+        rules = self.rules(w, target)
+        return default_values(lambda v: self.plan(w, target, v), knobs, rules, self.shapes(knobs))
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_gemm(workload)
-        return hopper_features(w, target, values, HopperPlan(w, target, values))
+        return hopper_features(self.product(w), target, values, self.plan(w, target, values))
 
     def kernel(self, workload: Workload, target: Target, theta: Theta) -> Kernel:
         w = as_gemm(workload)
         v = {name: value for _, name, value in theta.items()}
-        p = HopperPlan(w, target, v)
-        defines = {**problem_defines(w), **hopper_defines(w, v, p)}
+        p = self.plan(w, target, v)
+        product = self.product(w)
+        defines = {
+            **problem_defines(product), **hopper_defines(product, v, p), **self.own_defines(v)
+        }  # fmt: skip
         source = stub(defines) + expand(Path(__file__).with_name("wgmma.cuh"))
         return Kernel(
             w, self.name, theta, "cuda", source, launches=p.launches(),

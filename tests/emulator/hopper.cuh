@@ -116,6 +116,7 @@ template <class F> static void emu_for_box(const kt_tensor_map &map, u32 shared,
 static u32 emu_box_bytes(const kt_tensor_map &map) { return (u32)map.words[1] * (u32)map.words[7] * (u32)(map.words[7] >> 32); }
 
 static void kt_prefetch_map(const kt_tensor_map &) {}
+static void kt_prefetch_box(const kt_tensor_map &, int, int, int) {}
 static void kt_load_box_to(u32 to, const kt_tensor_map &map, u32 barrier, int x, int y, int z, u16 ctas) {
     for (u32 rank = 0; rank < EMU_CTAS; rank++) {
         if (!(ctas >> rank & 1)) continue;
@@ -160,6 +161,7 @@ static kt_words<4> kt_load_of_cta(u32 address, u32 rank) {
 }
 static void emu_shared_store(u32 address, kt_words<4> x) { memcpy(emu_at(address, 16), &x, 16); }
 static void emu_shared_load(kt_words<4> &x, u32 address) { memcpy(&x, emu_at(address, 16), 16); }
+static void emu_shared_store(u32 address, u32 x) { memcpy(emu_at(address, 4), &x, 4); }
 static u32 emu_shared_load(u32 address) { return *(const u32 *)emu_at(address, 4); }
 static void kt_fence_async_proxy() {}
 

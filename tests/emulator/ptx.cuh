@@ -192,6 +192,7 @@ static inline u8 *emu_shared(u32 address, u32 bytes) {
 }
 static inline void kt_shared_store(u32 address, kt_words<4> x) { memcpy(emu_shared(address, 16), &x, 16); }
 static inline void kt_shared_load(kt_words<4> &x, u32 address) { memcpy(&x, emu_shared(address, 16), 16); }
+static inline void kt_shared_store(u32 address, u32 x) { memcpy(emu_shared(address, 4), &x, 4); }
 static inline u32 kt_shared_load(u32 address) {
     u32 x;
     memcpy(&x, emu_shared(address, 4), 4);

@@ -1,4 +1,4 @@
-"""The family `wgmma` on a Hopper GPU: random workloads and θ, every special path, float64.
+"""The families on wgmma on a Hopper GPU: random workloads and θ, every special path, float64.
 
     PYTHONPATH=<folder with kt>:tests python3 -m pytest -q -s -m gpu tests/gpu/test_wgmma_kernels.py
 
@@ -33,12 +33,13 @@ from kt.spaces.workload import Gemm
 
 pytestmark = pytest.mark.gpu
 
-DRAWS = 200
+DRAWS, SWAPPED_DRAWS = 200, 120
 SECONDS = 40.0
 """A kernel that says nothing for so long, its reference included, hangs."""
 EMITTED = (
     "rows of odd length", "clusters of 4 x 2", "sums by a kernel", "boxes of C",
     "8 classes of rows", "classes in clusters",
+    "swapped, boxes of C", "swapped, odd sums by a kernel",
 )  # fmt: skip
 COMPILERS = max(1, (os.cpu_count() or 2) - 2)
 
@@ -65,6 +66,10 @@ def _jobs() -> list[Job]:
     for i in range(DRAWS):
         extents = gemm_cases.EDGES if i % 3 else wgmma_cases.LARGER
         drawn.append(Job(f"draw {i}", wgmma_cases.random_kernel(i, extents), 2000 + i))
+    for i in range(SWAPPED_DRAWS):
+        extents = gemm_cases.EDGES if i % 3 else wgmma_cases.LARGER
+        kernel = wgmma_cases.random_swapped_kernel(i, extents)
+        drawn.append(Job(f"swapped draw {i}", kernel, 4000 + i))
     emitted = [
         Job(f"nvcc, {name}", wgmma_cases.kernels_with(name, count=1)[0], 3000 + i, True)
         for i, name in enumerate(EMITTED)

@@ -1,9 +1,10 @@
-"""The family `wgmma` without a GPU: legality against the compiler, and results by emulation."""
+"""The families on wgmma without a GPU: legality against the compiler, and results by emulation."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -19,13 +20,17 @@ import pytest
 import wgmma_cases
 from wgmma_cases import H200
 
+from kt.spaces.families import space_of
+from kt.spaces.family import Family
 from kt.spaces.gemm.wgmma import GemmWgmma
+from kt.spaces.gemm.wgmma_swapped import GemmWgmmaSwapped, transposed
 from kt.spaces.kernel import Kernel, TensorMap, maps_define
 from kt.spaces.space import Space
 from kt.spaces.target import CUDA_TARGETS
 from kt.spaces.workload import Gemm, parse
 
 LARGE = (1, 48, 72, 100, 128, 256, 333, 500, 1000, 1023, 1024, 2048, 4095, 4096)
+WGMMA, SWAPPED = GemmWgmma(), GemmWgmmaSwapped()
 SMALL_TARGET = msgspec.structs.replace(H200, cores=4)
 """Persistence and taking turns need more tiles than SMs, which the emulator would not survive."""
 
@@ -76,22 +81,36 @@ def test_legal_points_compile_without_spills(seed: int, tmp_path: Path) -> None:
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("seed", range(8))
+def test_legal_swapped_points_compile_without_spills(seed: int, tmp_path: Path) -> None:
+    _check_build(wgmma_cases.random_swapped_kernel(100 + seed, LARGE), tmp_path)
+
+
+@needs_nvrtc
 @pytest.mark.parametrize(
     "name",
     ["clusters of 4 x 2", "two instructions along n", "ping-pong", "8 classes of rows",
-     "classes in parts", "classes in ping-pong"],
+     "classes in parts", "classes in ping-pong", "swapped, clusters along n"],
 )  # fmt: skip
 def test_special_points_compile_without_spills(name: str, tmp_path: Path) -> None:
     _check_build(wgmma_cases.kernels_with(name, count=1)[0], tmp_path)
 
 
 @needs_nvcc
-def test_nvcc_compiles_the_emitted_text_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        ("gemm 512x510x510 batch=2 epilogue=bias dtype=bf16", WGMMA),  # A strided, B repacked
+        ("gemm 24x203x136 layout=nt epilogue=bias dtype=bf16", SWAPPED),
+    ],
+)
+def test_nvcc_compiles_the_emitted_text_without_a_warning(
+    text: str, family: Family, tmp_path: Path
+) -> None:
     from kt.logs.record import BuildFacts
     from kt.tuner.backend.nvcc import find_nvcc
 
-    w = parse("gemm 512x510x510 batch=2 epilogue=bias dtype=bf16")  # A strided, B repacked
-    space = Space(w, H200, [GemmWgmma()])
+    space = Space(parse(text), H200, [family])
     (tmp_path / "kernel.cu").write_text(space.kernel(int(space.defaults()[0])).source)
     facts = find_nvcc().compile(tmp_path, H200.arch, 120.0)
     assert isinstance(facts, BuildFacts) and not facts.warnings, facts
@@ -106,14 +125,26 @@ def test_every_benchmark_shape_has_a_legal_default() -> None:
     for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt")):
         for shape in shapes:
             w = parse(f"gemm {shape} batch=2 layout={layout} epilogue=bias+gelu dtype={dtype}")
-            space = Space(w, H200, [GemmWgmma()])
+            space = Space(w, H200, [WGMMA])
             assert space.why_illegal(int(space.defaults()[0])) is None, f"{w}"
 
 
-def test_rules_explain_themselves_and_features_are_finite() -> None:
+def test_every_product_with_few_rows_has_a_legal_default() -> None:
+    family = SWAPPED
+    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt")):
+        for shape in ("8x16x8", "8x4096x4096", "16x7168x1024", "128x2048x1024", "64x30000x64"):
+            w = parse(f"gemm {shape} layout={layout} epilogue=bias+gelu dtype={dtype}")
+            space = Space(w, H200, [family])
+            assert space.why_illegal(int(space.defaults()[0])) is None, f"{w}"
+
+
+@pytest.mark.parametrize("family", [WGMMA, SWAPPED], ids=lambda f: f.name)
+def test_rules_explain_themselves_and_features_are_finite(family: Family) -> None:
     rng = np.random.default_rng(5)
-    for _ in range(6):
-        part = Space(wgmma_cases.draw(rng, LARGE), H200, [GemmWgmma()]).parts[0]
+    drawn = (wgmma_cases.draw(rng, LARGE) for _ in range(600))
+    served = (w for w in drawn if family.refuses(w, H200) is None)
+    for w in itertools.islice(served, 6):
+        part = Space(w, H200, [family]).parts[0]
         points = part.draw(rng, 20000)
         legal = part.legal(points)
         reasons = {part.why_illegal(int(p)) for p in points[~legal][:300]}
@@ -124,7 +155,7 @@ def test_rules_explain_themselves_and_features_are_finite() -> None:
 
 
 def test_the_family_says_what_it_cannot_serve() -> None:
-    family = GemmWgmma()
+    family = WGMMA
     assert "not fp32" in str(family.refuses(parse("gemm 8x8x8 dtype=fp32"), H200))
     assert "layout nt" in str(family.refuses(parse("gemm 8x8x8 dtype=tf32"), H200))
     assert family.refuses(parse("gemm 8x8x8 layout=nt dtype=tf32"), H200) is None
@@ -132,8 +163,42 @@ def test_the_family_says_what_it_cannot_serve() -> None:
     assert "sm_90a" in str(family.refuses(bf16, CUDA_TARGETS["a100"]))
 
 
+def test_swapped_operands_serve_few_rows_that_begin_at_16_bytes() -> None:
+    family = SWAPPED
+    assert family.refuses(parse("gemm 1x1000x72 dtype=bf16"), H200) is None
+    assert family.refuses(parse("gemm 1x1001x72 layout=nt dtype=bf16"), H200) is None
+    assert "16 bytes" in str(family.refuses(parse("gemm 1x1001x72 dtype=bf16"), H200))
+    assert "128 rows" in str(family.refuses(parse("gemm 136x1000x72 dtype=bf16"), H200))
+    assert "more columns" in str(family.refuses(parse("gemm 64x64x72 dtype=bf16"), H200))
+    assert "one product" in str(family.refuses(parse("gemm 8x64x72 batch=2 dtype=bf16"), H200))
+    assert "layout nt" in str(family.refuses(parse("gemm 8x64x72 dtype=tf32"), H200))
+
+
+def test_a_convolution_with_few_pixels_has_the_swapped_family() -> None:
+    names = [
+        part.family.name
+        for part in space_of(parse("conv2d 1x7x7x64,256x1x1 dtype=bf16"), H200).parts
+    ]
+    assert "gemm_wgmma_swapped" in names
+
+
+def test_the_transpose_has_the_same_operands_in_memory() -> None:
+    w = parse("gemm 8x64x72 layout=nt epilogue=bias dtype=fp16 acc=fp16")
+    assert str(transposed(w)) == "gemm 64x8x72 layout=nt epilogue=bias dtype=fp16 acc=fp16"
+    assert transposed(transposed(w)) == w
+    assert transposed(parse("gemm 8x64x72 layout=nn dtype=bf16")).layout == "tt"
+    assert transposed(parse("gemm 8x64x72 layout=tn dtype=bf16")).layout == "tn"
+
+
+def test_the_default_of_a_decoding_product_pads_no_row_and_fills_the_device() -> None:
+    space = Space(parse("gemm 16x4096x4096 dtype=bf16"), H200, [SWAPPED])
+    (main,) = space.kernel(int(space.defaults()[0])).launches
+    assert space.theta(int(space.defaults()[0])).tile["bn"] == 16
+    assert 0.75 * H200.cores < main.grid[0] <= H200.cores
+
+
 def test_the_default_of_a_large_product_is_the_tile_that_vendors_use() -> None:
-    space = Space(parse("gemm 4096x4096x4096 dtype=bf16"), H200, [GemmWgmma()])
+    space = Space(parse("gemm 4096x4096x4096 dtype=bf16"), H200, [WGMMA])
     theta = space.theta(int(space.defaults()[0]))
     assert (theta.tile["bm"], theta.tile["bn"], theta.tile["bk"]) == (128, 256, 64)
     assert theta.map["consumers"] == 2 and theta.map["persistent"] and theta.mem["store"] == "tma"
@@ -144,7 +209,7 @@ def test_the_default_of_a_large_product_is_the_tile_that_vendors_use() -> None:
 
 def test_maps_describe_the_operands() -> None:
     w = parse("gemm 104x200x72 batch=3 layout=tn dtype=bf16")
-    space = Space(w, H200, [GemmWgmma()])
+    space = Space(w, H200, [WGMMA])
     (main,) = space.kernel(int(space.defaults()[0])).launches
     a, b = main.maps[:2]
     assert (a.argument, a.extents, a.strides) == (0, (104, 72, 3), (208, 72 * 208))
@@ -152,9 +217,21 @@ def test_maps_describe_the_operands() -> None:
     assert all(m.box[0] * 2 <= m.swizzle and max(m.box) <= 256 for m in main.maps)
 
 
+def test_maps_of_swapped_operands_trade_places() -> None:
+    w = parse("gemm 24x200x72 epilogue=bias dtype=bf16")
+    space = Space(w, H200, [SWAPPED])
+    rng = np.random.default_rng(3)
+    kernels = (space.kernel(point) for point in space.sample(rng, 200).tolist())
+    kernel = next(k for k in kernels if k.theta.mem["store"] == "tma" and k.theta.tile["bn"] == 24)
+    a, b, c = kernel.launches[0].maps
+    assert (a.argument, a.extents, a.strides) == (1, (200, 72, 1), (400, 72 * 400))
+    assert (b.argument, b.extents, b.strides) == (0, (72, 24, 1), (144, 24 * 144))
+    assert (c.argument, c.extents, c.box, c.swizzle) == (3, (200, 24, 1), (64, 24, 1), 128)
+
+
 def test_operands_without_classes_are_read_from_the_workspace() -> None:
     w = parse("gemm 64x63x64 dtype=bf16")
-    space = Space(w, H200, [GemmWgmma()])
+    space = Space(w, H200, [WGMMA])
     kernel = space.kernel(int(space.defaults()[0]))
     repack, main = kernel.launches[:2]
     assert repack.entry == "kt_repack" and kernel.theta.mem["store"] == "direct"
@@ -164,7 +241,7 @@ def test_operands_without_classes_are_read_from_the_workspace() -> None:
 
 
 def _choices(text: str) -> dict[str, tuple[Any, ...]]:
-    space = Space(parse(text), H200, [GemmWgmma()])
+    space = Space(parse(text), H200, [WGMMA])
     return {knob.name: tuple(knob.choices) for knob in space.parts[0].knobs}
 
 
@@ -184,7 +261,7 @@ def _choices(text: str) -> dict[str, tuple[Any, ...]]:
 def test_rows_that_start_anywhere_fall_into_classes(text: str, maps_of_a: int) -> None:
     choices = _choices(f"gemm {text}")
     assert choices.get("copy_a", ()) == (("strided", "repack") if maps_of_a > 1 else ())
-    space = Space(parse(f"gemm {text}"), H200, [GemmWgmma()])
+    space = Space(parse(f"gemm {text}"), H200, [WGMMA])
     kernel = space.kernel(int(space.defaults()[0]))
     assert f"#define KT_CLASSES_A {max(maps_of_a, 1)}\n" in kernel.source
     (main,) = [step for step in kernel.launches if step.entry == "kt_kernel"]
@@ -195,7 +272,7 @@ def test_only_strided_rows_add_to_the_ways_to_store() -> None:
     assert _choices("gemm 512x512x511 dtype=bf16")["store"] == ("direct", "rows", "tma")
     assert _choices("gemm 512x512x512 dtype=bf16")["store"] == ("direct", "tma")
     assert _choices("gemm 512x510x511 dtype=bf16")["store"] == ("direct", "rows")
-    part = Space(parse("gemm 512x512x511 dtype=bf16"), H200, [GemmWgmma()]).parts[0]
+    part = Space(parse("gemm 512x512x511 dtype=bf16"), H200, [WGMMA]).parts[0]
     points = part.draw(np.random.default_rng(5), 20000)
     values = part.columns(part.indices(points[part.legal(points)]))
     strided, boxes = (
@@ -208,7 +285,7 @@ def test_maps_of_classes_begin_at_rows_rounded_down() -> None:
     w = parse(
         "gemm 102x64x77 layout=nt dtype=bf16"
     )  # rows of 154 bytes, 10 beyond a multiple of 16
-    space = Space(w, H200, [GemmWgmma()])
+    space = Space(w, H200, [WGMMA])
     kernel = space.kernel(int(space.defaults()[0]))
     (main,) = [step for step in kernel.launches if step.entry == "kt_kernel"]
     classes, (b,) = main.maps[:8], main.maps[8:]
@@ -237,9 +314,9 @@ def _is_right(kernel: Kernel, directory: Path, seed: int = 0) -> bool:
     return all(reference.worst(w, out) <= 1 for out in outs)
 
 
-def _one(text: str, wanted: Callable[[Mapping[str, Any]], bool]) -> Kernel:
+def _one(text: str, wanted: Callable[[Mapping[str, Any]], bool], family: Family = WGMMA) -> Kernel:
     """The first kernel found with a property that the emulator can hold."""
-    space = Space(parse(text), SMALL_TARGET, [GemmWgmma()])
+    space = Space(parse(text), SMALL_TARGET, [family])
     rng = np.random.default_rng(5)
     for _ in range(40):
         for point in space.sample(rng, 128).tolist():
@@ -338,6 +415,63 @@ def test_a_thread_repacks_several_vectors_of_large_operands(tmp_path: Path) -> N
     assert _is_right(dataclasses.replace(kernel, source=source), tmp_path)
 
 
+_EPILOGUE = "epilogue=bias+relu+scale+residual"
+SWAPPED_PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
+    "one row": ("gemm 1x136x72 layout=nt dtype=bf16", lambda v: True),
+    "boxes of C, every operand of an epilogue": (
+        f"gemm 20x328x136 {_EPILOGUE} dtype=bf16", lambda v: v["store"] == "tma" and v["bn"] == 24,
+    ),
+    "boxes of C in turns": (
+        "gemm 40x456x136 epilogue=shift+gelu dtype=fp16",
+        lambda v: v["store"] == "tma" and v["bm"] == 128 and v["consumers"] == 1,
+    ),
+    "pairs": (
+        f"gemm 72x328x136 layout=tt {_EPILOGUE} dtype=bf16",
+        lambda v: v["store"] == "direct" and v["bm"] == 128 and v["consumers"] == 1,
+    ),
+    "rows of odd length": (
+        f"gemm 24x203x136 layout=nt {_EPILOGUE} dtype=fp16",
+        lambda v: v["consumers"] == 2,
+    ),
+    "any k": ("gemm 48x200x77 layout=tn epilogue=bias dtype=bf16", lambda v: v["cluster_m"] == 2),
+    "sums by the last": (
+        f"gemm 24x200x392 {_EPILOGUE} dtype=bf16",
+        lambda v: v["split_k"] > 2 and v["split_mode"] == "last" and v["store"] == "tma",
+    ),
+    "sums by atomics": (
+        f"gemm 9x200x392 {_EPILOGUE} dtype=bf16", lambda v: v["split_mode"] == "atomic",
+    ),
+    "sums by a kernel": (
+        f"gemm 9x203x392 layout=nt {_EPILOGUE} dtype=bf16", lambda v: v["split_mode"] == "kernel",
+    ),
+    "a cluster along k": (
+        f"gemm 24x203x592 layout=nt {_EPILOGUE} dtype=bf16",
+        lambda v: v["cluster_k"] == 4 and v["bm"] == 128,
+    ),
+    "a cluster along k, one group of rows": (
+        "gemm 3x72x592 epilogue=bias dtype=bf16", lambda v: v["cluster_k"] == 4,
+    ),
+    "clusters of 2 x 2": (
+        "gemm 56x200x136 epilogue=bias dtype=bf16",
+        lambda v: v["cluster_m"] == v["cluster_n"] == 2,
+    ),
+    "persistent": ("gemm 20x712x200 dtype=bf16", lambda v: v["persistent"]),
+    "L2 warmed": (
+        "gemm 56x200x264 dtype=bf16", lambda v: v["warm"] > 0 and v["cluster_n"] == 2,
+    ),
+    "tf32": (
+        f"gemm 24x203x100 layout=nt {_EPILOGUE} dtype=tf32", lambda v: v["split_mode"] == "last",
+    ),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("path", SWAPPED_PATHS)
+def test_emulated_swapped_kernels_agree_with_the_reference(path: str, tmp_path: Path) -> None:
+    kernel = _one(*SWAPPED_PATHS[path], SWAPPED)
+    assert _is_right(kernel, tmp_path), f"{kernel.workload}: {kernel.theta}"
+
+
 BUGS = {
     "a stage is released too early": (
         "kt_wgmma_wait<KT_IN_FLIGHT>();", "kt_wgmma_wait<KT_IN_FLIGHT + 1>();",
@@ -352,6 +486,23 @@ BUGS = {
     "classes start alike": ("k + maps.shift(c)", "k"),
     "slabs are taken for rows": ("(u64)(8 * SWIZZLE >> 4) << 32", "(u64)(SWIZZLE >> 4) << 32"),
 }  # fmt: skip
+
+
+SWAPPED_BUGS = {
+    "pairs lie along columns": ("if constexpr (KT_SWAPPED) sums.turn_pairs(thread % 32);", ""),
+    "a bias of the row": ("e.bias + column", "e.bias + column % C_ROWS"),
+    "boxes are not swizzled": ("return offset ^ (", "return offset ^ 0 * ("),
+}  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize("bug", SWAPPED_BUGS)
+def test_the_emulator_catches_bugs_of_swapped_operands(bug: str, tmp_path: Path) -> None:
+    kernel = _one(*SWAPPED_PATHS["boxes of C, every operand of an epilogue"], SWAPPED)
+    correct, wrong = SWAPPED_BUGS[bug]
+    assert kernel.source.count(correct) == 1
+    planted = dataclasses.replace(kernel, source=kernel.source.replace(correct, wrong))
+    assert not _is_right(planted, tmp_path)
 
 
 @needs_compiler
