@@ -53,11 +53,14 @@ struct kt_tile_copy {
     }
     KT_DEVICE void advance(i64 bytes) { origin += bytes; }
 
+    // `wanted`: else zeros are written instead of piece i.
+    KT_DEVICE void copy_piece(int i, u32 to, int outer, int inner, bool wanted) const {
+        const u32 valid = wanted && inside(i, outer, inner) ? PIECE : 0;
+        if (exists(i)) kt_copy_async<PIECE, PREFETCH>(to + Layout::offset(row(i), column(i)), from(i), valid);
+    }
     KT_DEVICE void copy(u32 to, int outer, int inner) const {
 #pragma unroll
-        for (int i = 0; i < COUNT; i++)
-            if (exists(i))
-                kt_copy_async<PIECE, PREFETCH>(to + Layout::offset(row(i), column(i)), from(i), inside(i, outer, inner) ? PIECE : 0);
+        for (int i = 0; i < COUNT; i++) copy_piece(i, to, outer, inner, true);
     }
 
     KT_DEVICE void load(int outer, int inner) {

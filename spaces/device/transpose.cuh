@@ -30,14 +30,12 @@ struct kt_transposing_copy {
     }
     KT_DEVICE void advance(int bytes) { origin += bytes; }
 
-    // Elements outside `rows_left` and `k_left` of the tile become zeros.
-    KT_DEVICE void copy(u32 to, int rows_left, int k_left) const {
-#pragma unroll
-        for (int i = 0; i < COUNT; i++) {
-            if (PIECES % THREADS && i == COUNT - 1 && threadIdx.x + i * THREADS >= PIECES) continue;
-            const bool inside = (!CHECK_ROWS || (int)row(i) < rows_left) && (!CHECK_K || (int)k(i) < k_left);
-            kt_copy_async<ELEMENT_BYTES, PREFETCH>(to + k(i) * STRIDE + row(i) * ELEMENT_BYTES, from(i), inside ? ELEMENT_BYTES : 0);
-        }
+    // Elements of piece i outside `rows_left` and `k_left` of the tile become zeros, all of them unless `wanted`.
+    KT_DEVICE void copy_piece(int i, u32 to, int rows_left, int k_left, bool wanted) const {
+        if (PIECES % THREADS && i == COUNT - 1 && threadIdx.x + i * THREADS >= PIECES) return;
+        const bool inside = (!CHECK_ROWS || (int)row(i) < rows_left) && (!CHECK_K || (int)k(i) < k_left);
+        const u32 valid = wanted && inside ? ELEMENT_BYTES : 0;
+        kt_copy_async<ELEMENT_BYTES, PREFETCH>(to + k(i) * STRIDE + row(i) * ELEMENT_BYTES, from(i), valid);
     }
 };
 

@@ -40,6 +40,10 @@
 #ifndef KT_BLOCKS
 #define KT_BLOCKS 1 /* CTAs that must fit one SM */
 #endif
+// sync
+#ifndef KT_SPREAD
+#define KT_SPREAD 1 /* groups of a tile's copies, started in different steps of the product */
+#endif
 
 // ---- shape of the work
 
@@ -49,6 +53,7 @@ constexpr int WARP_M = LANES_M * TM, WARP_N = LANES_N * TN, BM = KT_WARPS_M * WA
 constexpr int THREADS = 32 * KT_WARPS_M * KT_WARPS_N;
 static_assert(KT_DTYPE == KT_FP32 || KT_DTYPE == KT_FP64, "a type of the multiply-add units");
 static_assert(TM % VECTOR == 0 && TN % VECTOR == 0 && BK % 8 == 0 && STAGES >= 2, "tiles");
+static_assert(KT_SPREAD == 1 || KT_SPREAD == 2 || KT_SPREAD == 4, "groups of copies");
 
 constexpr u32 M_BLOCKS = kt_ceil_div(KT_M, BM), N_BLOCKS = kt_ceil_div(KT_N, BN), K_TILES = kt_ceil_div(KT_K, BK);
 constexpr u32 BLOCKS = M_BLOCKS * N_BLOCKS;
@@ -81,7 +86,10 @@ template <int ROWS, int EXTENT, i64 LD, bool K_MAJOR> struct kt_operand_copy {
     template <bool, class T, class> struct choose { using type = T; };
     template <class T, class F> struct choose<false, T, F> { using type = F; };
 
-    typename choose<K_MAJOR, Transposing, Straight>::type copier;
+    using Copier = typename choose<K_MAJOR, Transposing, Straight>::type;
+    static constexpr int COUNT = Copier::COUNT; // pieces that a thread copies
+
+    Copier copier;
     int rows_left;
 
     KT_DEVICE kt_operand_copy(const kt_element *matrix, u32 row, i64 k)
@@ -90,19 +98,34 @@ template <int ROWS, int EXTENT, i64 LD, bool K_MAJOR> struct kt_operand_copy {
         if constexpr (K_MAJOR) return Transposing(tile);
         else return Straight(tile, nullptr);
     }
-    // The next tile, of which `depth` elements along k are read.
-    KT_DEVICE void copy(u32 to, int depth) {
-        if constexpr (K_MAJOR) {
-            copier.copy(to, rows_left, depth);
-            copier.advance(depth * ELEMENT_BYTES);
-        } else {
-            copier.copy(to, depth, rows_left * ELEMENT_BYTES);
-            copier.advance(depth * (LD * ELEMENT_BYTES));
-        }
+    // One piece of the next tile, of which `depth` elements along k are read, none unless `wanted`.
+    KT_DEVICE void copy_piece(int i, u32 to, int depth, bool wanted) const {
+        const int k_left = depth == BK ? 1 << 30 : depth; // BK as a constant: no checks along k
+        if constexpr (K_MAJOR) copier.copy_piece(i, to, rows_left, k_left, wanted);
+        else copier.copy_piece(i, to, k_left, rows_left * ELEMENT_BYTES, wanted);
+    }
+    KT_DEVICE void advance(int depth) {
+        if constexpr (K_MAJOR) copier.advance(depth * ELEMENT_BYTES);
+        else copier.advance(depth * (LD * ELEMENT_BYTES));
     }
 };
 using CopyA = kt_operand_copy<BM, KT_M, A_LD, A_K_MAJOR>;
 using CopyB = kt_operand_copy<BN, KT_N, B_LD, B_K_MAJOR>;
+
+// A tile of both operands, copied in `groups`; the last group moves on to the next tile.
+KT_DEVICE void kt_copy_group(CopyA &a, CopyB &b, u32 to, int group, int groups, int depth, bool wanted) {
+    constexpr int COUNT = CopyA::COUNT + CopyB::COUNT;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        if (i * groups / COUNT != group) continue;
+        if (i < CopyA::COUNT) a.copy_piece(i, to, depth, wanted);
+        else b.copy_piece(i - CopyA::COUNT, to + LayoutA::BYTES, depth, wanted);
+    }
+    if (group < groups - 1) return;
+    a.advance(depth);
+    b.advance(depth);
+    kt_copy_commit();
+}
 
 // ---- the product
 
@@ -140,15 +163,11 @@ KT_DEVICE u32 kt_next_stage(u32 offset) { return offset == (STAGES - 1) * STAGE_
 KT_DEVICE void kt_multiply(kt_acc (&acc)[ACCS], CopyA &copy_a, CopyB &copy_b, const u8 *shared_a, const u8 *shared_b, u32 ring,
                            int tiles, int first_depth) {
     constexpr bool DOUBLE = KT_FRAGMENT_STAGES == 2;
+    constexpr int GROUP_STEPS = BK / KT_SPREAD;
     kt_element a[KT_FRAGMENT_STAGES][TM], b[KT_FRAGMENT_STAGES][TN];
 #pragma unroll 1
     for (int s = 0; s < STAGES - 1; s++) {
-        if (s < tiles) {
-            const int depth = s == 0 ? first_depth : BK;
-            copy_a.copy(ring + s * STAGE_BYTES, depth);
-            copy_b.copy(ring + s * STAGE_BYTES + LayoutA::BYTES, depth);
-        }
-        kt_copy_commit();
+        kt_copy_group(copy_a, copy_b, ring + s * STAGE_BYTES, 0, 1, s == 0 ? first_depth : BK, s < tiles);
     }
     u32 read = 0, write = (STAGES - 1) * STAGE_BYTES;
     if (DOUBLE) {
@@ -163,13 +182,10 @@ KT_DEVICE void kt_multiply(kt_acc (&acc)[ACCS], CopyA &copy_a, CopyB &copy_b, co
             kt_copy_wait<STAGES - 2>();
             __syncthreads();
         }
-        if (tile + STAGES - 1 < tiles) {
-            copy_a.copy(ring + write, BK);
-            copy_b.copy(ring + write + LayoutA::BYTES, BK);
-        }
-        kt_copy_commit();
+        const bool more = tile + STAGES - 1 < tiles;
 #pragma unroll
         for (int k = 0; k < BK; k++) {
+            if (k % GROUP_STEPS == 0) kt_copy_group(copy_a, copy_b, ring + write, k / GROUP_STEPS, KT_SPREAD, BK, more);
             if (DOUBLE) {
                 if (k == BK - 1) {
                     read = kt_next_stage(read);
@@ -207,8 +223,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, KT_BLOCKS) kt_kernel(KT_PA
     const u32 first = kt_split(K_TILES, KT_SPLIT_K, split), tiles = kt_split(K_TILES, KT_SPLIT_K, split + 1) - first;
     const i64 k = first == 0 ? 0 : (i64)first * BK - (BK - FIRST_DEPTH);
 
-    // The thread's first row and column in the tile; its vectors lie LANES_M (LANES_N) vectors apart.
-    const u32 row = warp_m * WARP_M + lane / LANES_N * VECTOR, column = warp_n * WARP_N + lane % LANES_N * VECTOR;
+    // The thread's first row and column in the tile; its vectors lie LANES_M (LANES_N) vectors apart. Lanes l and l ^ 1
+    // read the same rows, l and l ^ 2 the same columns: vectors so shared take half the cycles of shared memory.
+    const u32 lane_m = lane / 4 / (LANES_N / 2) * 2 + lane / 2 % 2, lane_n = lane / 4 % (LANES_N / 2) * 2 + lane % 2;
+    const u32 row = warp_m * WARP_M + lane_m * VECTOR, column = warp_n * WARP_N + lane_n * VECTOR;
     CopyA copy_a(a + batch * ((i64)KT_M * KT_K), m, k);
     CopyB copy_b(b + batch * ((i64)KT_K * KT_N), n, k);
     kt_acc acc[ACCS];

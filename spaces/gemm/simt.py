@@ -55,6 +55,7 @@ _STAGES = (2, 3, 4, 5, 6)
 _LANES_M = (2, 4, 8, 16)
 _WARPS = (1, 2, 4, 8)
 _MOST_WARPS = 8
+_SPREADS = (1, 2, 4)
 _SMALLEST, _LARGEST = 8, 256
 _ALWAYS = 64
 """A warp's tile is at least this long one way."""
@@ -177,6 +178,7 @@ class GemmSimt(Family):
             Ordinal("map", "warps_m", _WARPS),
             Ordinal("map", "warps_n", _WARPS),
             Ordinal("map", "blocks", (1, 2, 3, 4)),
+            Ordinal("sync", "spread", _SPREADS),
             early_knob(target),
         ]
 
@@ -202,6 +204,11 @@ class GemmSimt(Family):
                 "copies",
                 lambda v: plan(v).copies <= _MOST_COPIES,
                 lambda v: f"{plan(v).copies} copies a thread exceed {_MOST_COPIES}",
+            ),
+            rule(
+                "spread",
+                lambda v: v["spread"] <= plan(v).copies,
+                lambda v: f"{plan(v).copies} copies a thread do not make {v['spread']} groups",
             ),
             rule(
                 "stages",
@@ -261,7 +268,7 @@ class GemmSimt(Family):
             **raster_defines(v), **split_defines(v),
             "KT_FRAGMENT_STAGES": v["fragments"], "KT_LANES_M": v["lanes_m"],
             "KT_WARPS_M": v["warps_m"], "KT_WARPS_N": v["warps_n"], "KT_BLOCKS": v["blocks"],
-            "KT_EARLY": int(v["early"]),
+            "KT_SPREAD": v["spread"], "KT_EARLY": int(v["early"]),
             "KT_EXPECT_SHARED_BYTES": p.shared_bytes,
             "KT_EXPECT_WORKSPACE_BYTES": p.split.bytes,
             "KT_EXPECT_ZEROED_BYTES": p.split.zeroed,
@@ -302,6 +309,7 @@ def _default(w: Gemm, target: Target, family: GemmSimt) -> Mapping[str, Value]:
                 "early": False,
             }  # fmt: skip
             p = _Plan(w, values)
+            values["spread"] = max(s for s in _SPREADS if s <= p.copies)
             if p.blocks < target.cores:
                 wanted = min(target.cores // p.blocks, max(p.k_tiles // 8, 1))
                 values["split_k"] = max(s for s in knobs["split_k"] if s <= wanted)

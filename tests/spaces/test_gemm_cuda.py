@@ -183,6 +183,40 @@ def test_the_emulator_catches_planted_bugs(bug: str, tmp_path: Path) -> None:
     assert not _is_right(w, planted, tmp_path / "wrong")
 
 
+def _spread(w: Gemm, spread: int, fragments: int) -> Kernel:
+    space = Space(w, CUDA_TARGETS["h200"], [GemmSimt()])
+    values = {knob.path: knob.choices[0] for knob in space.parts[0].knobs}
+    values |= {"tile.tm": 8, "tile.tn": 8, "tile.bk": 8, "mem.stages": 3, "map.lanes_m": 8,
+               "unroll.fragments": fragments, "sync.spread": spread}  # fmt: skip
+    point = space.parts[0].point(values)
+    assert space.why_illegal(point) is None
+    return space.kernel(point)
+
+
+@needs_compiler
+@pytest.mark.parametrize("spread", [1, 2, 4])
+def test_copies_of_a_tile_may_start_in_groups(spread: int, tmp_path: Path) -> None:
+    w = Gemm(dtype="fp32", m=70, n=40, k=45)
+    for fragments in (1, 2):
+        assert _is_right(w, _spread(w, spread, fragments), tmp_path / str(fragments))
+
+
+@needs_compiler
+def test_the_emulator_misses_no_group_of_copies(tmp_path: Path) -> None:
+    w = Gemm(dtype="fp32", m=70, n=40, k=45)
+    kernel, correct = _spread(w, 4, 2), "if (k % GROUP_STEPS == 0)"
+    assert correct in kernel.source
+    wrong = kernel.source.replace(correct, "if (k % GROUP_STEPS == 0 && k != GROUP_STEPS)")
+    assert not _is_right(w, dataclasses.replace(kernel, source=wrong), tmp_path)
+
+
+def test_more_groups_than_copies_are_refused() -> None:
+    space = Space(parse("gemm 64x64x64 dtype=fp32 layout=tn"), CUDA_TARGETS["h200"], [GemmSimt()])
+    values = {knob.path: knob.choices[0] for knob in space.parts[0].knobs}
+    values |= {"map.lanes_m": 8, "map.warps_n": 2, "sync.spread": 4}
+    assert "do not make 4 groups" in str(space.why_illegal(space.parts[0].point(values)))
+
+
 def _is_right(w: Gemm, kernel: Kernel, directory: Path) -> bool:
     inputs = gemm_cases.inputs(w, np.random.default_rng(0))
     try:
