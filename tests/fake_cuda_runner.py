@@ -32,6 +32,8 @@ class FakeCudaRunner:
         report("check")
         if word == "hang":
             time.sleep(60)
+        if word == "slow":
+            time.sleep(float(number))
         if word == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         if word == "nobody":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,9 +38,13 @@ def host(folder: Path) -> Iterator[CudaHost]:
     made.close()
 
 
-def run(host: CudaHost, what: str) -> Ran:
+def run_until(host: CudaHost, what: str, deadline: float | None) -> Ran | None:
     binary = Binary(Path(what), BuildFacts(0.1, what), 0.1, launches=(Launch("k"),))
-    ran = host.run(binary, WORKLOAD, 0, None, None)
+    return host.run(binary, WORKLOAD, 0, None, deadline)
+
+
+def run(host: CudaHost, what: str) -> Ran:
+    ran = run_until(host, what, None)
     assert ran is not None
     return ran
 
@@ -83,6 +88,18 @@ def test_a_hang_and_a_kill_cost_one_trial(host: CudaHost) -> None:
         assert isinstance(failed, Failure)
         assert (failed.failure, failed.stage, failed.message) == (kind, "check", message)
         assert isinstance(run(host, "right").outcome, Timing) and pid(host) != before
+
+
+def test_a_run_may_end_shortly_after_its_deadline_and_none_begins_after_it(
+    host: CudaHost,
+) -> None:
+    before = pid(host)
+    assert run_until(host, "right", time.monotonic()) is None
+    assert isinstance(run_until(host, "slow 0.15", time.monotonic() + 0.05), Ran)
+    assert pid(host) == before
+    begin = time.monotonic()
+    assert run_until(host, "hang", begin + 0.1) is None
+    assert 0.3 < time.monotonic() - begin < 3 and pid(host) != before
 
 
 def compared(host: CudaHost, what: str, opponents: tuple[str, ...]) -> Compared:
