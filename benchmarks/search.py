@@ -210,7 +210,7 @@ def report(spaces: Sequence[Recorded], seeds: int) -> None:
     """Writes results/search.json and the picture, and prints the table."""
     strategies = [*OURS, *VARIED, *search_peers.peers()]
     rows = [row for s in spaces for name in strategies if (row := row_of(s, name, seeds))]
-    rows += list(left_out(spaces, seeds, ["kt", *VARIED]))
+    rows = with_earlier(rows + list(left_out(spaces, seeds, ["kt", *VARIED])))
     document = {
         "schema": 1, "command": "python benchmarks/search.py DATA --report",
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
@@ -222,6 +222,13 @@ def report(spaces: Sequence[Recorded], seeds: int) -> None:
     os.replace(draft, RESULT)
     print(table(rows))
     draw(rows, PICTURE)
+
+
+def with_earlier(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`rows`, after the reported ones that they do not replace: their runs may be gone."""
+    earlier = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
+    replaced = {(row["strategy"], row["space"]) for row in rows}
+    return [r for r in earlier if (r["strategy"], r["space"]) not in replaced] + list(rows)
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

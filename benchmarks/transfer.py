@@ -1,9 +1,11 @@
 """How soon a search finds the best of a recorded workload, cold and taught by logs of other shapes.
 
-    python benchmarks/transfer.py LOG... [--seeds 10] [--spaces 3]
+    python benchmarks/transfer.py [SPACE...] [--teachers LOG...] [--seeds 10]
 
-Every LOG is one recorded workload: its trials are the space. With N logs each is searched N − 1
-logs wiser. `zero` is the recorded schedule that the others' model likes best, unmeasured.
+A SPACE is the log of one workload of which a random sample was measured (default: all of
+benchmarks/spaces); its trials are what there is to find. Every LOG of another workload teaches
+(default: all of benchmarks/logs). `zero` is the recorded schedule that the model of
+`kt apply --predict` likes best, unmeasured.
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ from rows import HERE, LIBRARIES, commit, versions
 
 from kt.logs.journal import read_log
 from kt.logs.query import Run, runs, timed
-from kt.logs.record import Settings
 from kt.spaces.errors import KtError
 from kt.spaces.families import space_of
 from kt.spaces.target import Target, checked_target
 from kt.spaces.workload import Workload, parse
-from kt.tuner.preset import EPSILON, REVISION
+from kt.tuner.api import effective_settings
+from kt.tuner.predict import predicted_scores, teaching
 from kt.tuner.recorded import RecordedSpace
 from kt.tuner.replay import LEAST_POINTS, observation
-from kt.tuner.search import Search
 from kt.tuner.simulate import trace
 from kt.tuner.state import Observation
 from kt.tuner.transfer import Lesson, lessons, lessons_of
@@ -77,6 +78,11 @@ class Log:
         return min(us for us in times if us is not None)
 
 
+def in_folder(name: str) -> list[Path]:
+    """The compressed logs of a folder of benchmarks/."""
+    return sorted((HERE / name).glob("*.jsonl.gz"))
+
+
 def reached(log: Log, points: Sequence[int], budget: int) -> float:
     """Recorded best over the best of the first `budget` points."""
     seen = [log.outcomes[p] for p in points[:budget]]
@@ -95,7 +101,7 @@ def row_of(log: Log, others: Sequence[Log], seeds: int) -> dict[str, Any]:
     starts = (*near, *lessons(records, log.workload, log.target))
     taught = lessons_of({str(log.workload): starts}, log.target)
     warm = warm_points(log.space, near)
-    settings = Settings(revision=REVISION, epsilon=EPSILON, lag=log.run.header.settings.lag)
+    settings = effective_settings(log.target, {})
     row: dict[str, Any] = {"class": "transfer", "workload": str(log.workload),
                            "points": len(log.outcomes), "log": log.path.name}  # fmt: skip
     for name, start, given in (("cold", warm[:0], ()), ("taught", warm, taught)):
@@ -106,34 +112,38 @@ def row_of(log: Log, others: Sequence[Log], seeds: int) -> dict[str, Any]:
         for budget in BUDGETS:
             shares = [reached(log, order, budget) for order in orders]
             row[f"{name}_{budget}"] = round(float(np.mean(shares)), 4)
-    return row | {"zero": zero_of(log, taught), "teachers": len(taught), "seeds": seeds}
+    row["zero"] = zero_of(log, teaching(records, log.workload, log.target))
+    return row | {"teachers": len(taught), "seeds": seeds}
 
 
 def zero_of(log: Log, taught: Sequence[Lesson]) -> float | None:
-    """Share of the best that the recorded point reaches which the lessons alone rank first."""
+    """Share of the best that the recorded point reaches which `kt apply --predict` likes best."""
     if not taught:
         return None
-    search = Search(
-        [log.space], [np.empty(0, dtype=np.int64)], Settings(revision=REVISION), 0, None, taught
-    )
     points = np.array(sorted(log.outcomes), dtype=np.int64)
-    best = int(points[int(np.argmax(search.taught(0, points)))])
+    best = int(points[int(np.argmax(predicted_scores(log.space, taught, points)))])
     return round(reached(log, [best], 1), 4)
+
+
+def opened(paths: Sequence[Path]) -> list[Log]:
+    """The first run of each log."""
+    return [Log(path, runs(read_log(path).records)[0]) for path in paths]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("logs", nargs="+", type=Path)
+    parser.add_argument("spaces", nargs="*", type=Path, default=in_folder("spaces"))
+    parser.add_argument("--teachers", nargs="*", type=Path, default=in_folder("logs"))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--spaces", type=int, default=0, help="only so many of the logs' spaces")
     options = parser.parse_args()
-    logs = [Log(path, runs(read_log(path).records)[0]) for path in options.logs]
+    teachers = opened(options.teachers)
     rows = []
-    for log in logs[: options.spaces or None]:
+    for log in opened(options.spaces):
         try:
             if len(log.outcomes) < LEAST_POINTS:
                 raise KtError(f"only {len(log.outcomes)} points")
-            rows.append(row_of(log, [other for other in logs if other is not log], options.seeds))
+            others = [other for other in teachers if other.workload != log.workload]
+            rows.append(row_of(log, others, options.seeds))
         except KtError as error:
             print(f"{log.path.name}: left out: {error}", flush=True)
             continue
@@ -143,7 +153,7 @@ def main() -> None:
     names = [f"{name}_{budget}" for name in ("cold", "taught") for budget in BUDGETS]
     print("mean", {name: round(float(np.mean([r[name] for r in rows])), 4) for name in names})
     document = {
-        "schema": 1, "command": "python benchmarks/transfer.py LOG...",
+        "schema": 1, "command": "python benchmarks/transfer.py",
         "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
         "libraries": versions(LIBRARIES), "rows": rows,
     }  # fmt: skip

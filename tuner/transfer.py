@@ -32,8 +32,17 @@ LEAST_ROWS = 16
 """Measured points below which a workload teaches nothing."""
 
 
-def lessons(records: Sequence[Record], workload: Workload, target: Target) -> tuple[WarmStart, ...]:
-    """Scored rows of the nearest workloads of the same operator and architecture."""
+def lessons(
+    records: Sequence[Record],
+    workload: Workload,
+    target: Target,
+    most: int = NEAREST,
+    count: int = ROWS,
+) -> tuple[WarmStart, ...]:
+    """Scored rows of the nearest workloads of the same operator and architecture.
+
+    At most `count` rows of each of `most` workloads, nearest first.
+    """
     found: list[tuple[float, str, Run]] = []
     for run in runs(records):
         theirs = run.header.target
@@ -49,9 +58,9 @@ def lessons(records: Sequence[Record], workload: Workload, target: Target) -> tu
     rows: list[WarmStart] = []
     taught: set[str] = set()
     for _, text, run in found:
-        if text not in taught and len(taught) < NEAREST:
+        if text not in taught and len(taught) < most:
             taught.add(text)
-            rows += _rows(run, text)
+            rows += _rows(run, text, count)
     return tuple(rows)
 
 
@@ -62,7 +71,7 @@ def _readable(text: str) -> Workload | None:
         return None
 
 
-def _rows(run: Run, text: str) -> list[WarmStart]:
+def _rows(run: Run, text: str, count: int) -> list[WarmStart]:
     """The best trials of a workload, and others evenly over the ranks; scores by the best."""
     scored = [(timed(trial), trial) for trial in run.of(text)]
     best = min((us for us, _ in scored if us is not None), default=None)
@@ -73,7 +82,7 @@ def _rows(run: Run, text: str) -> list[WarmStart]:
         key=lambda item: (-item[0], item[1].trial),
     )
     rest = ranked[BEST:]
-    spread = np.unique(np.linspace(0, len(rest) - 1, ROWS - BEST).round().astype(int))
+    spread = np.unique(np.linspace(0, len(rest) - 1, count - BEST).round().astype(int))
     chosen = ranked[:BEST] + [rest[i] for i in spread.tolist() if rest]
     return [_row(trial, round(score, 4)) for score, trial in chosen]
 

@@ -1,0 +1,107 @@
+"""How fast the search proposes: a refit on 2000 records, and points scored a second.
+
+    python benchmarks/speed.py [LOG] [--threads 2]
+
+LOG is a log with that many trials of one workload (default: the first of benchmarks/spaces). Points
+are scored by annealing in the whole space: neighbours, their legality, features and predictions.
+The best of several repetitions counts; the machine should be idle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rows import HERE, LIBRARIES, commit, versions
+from transfer import in_folder, opened
+
+from kt.logs.record import Settings
+from kt.spaces.families import space_of
+from kt.spaces.space import Points
+from kt.tuner.anneal import anneal
+from kt.tuner.preset import CUDA_REVISION, REVISION, preset_of
+from kt.tuner.state import State
+from kt.tuner.surrogate import Surrogate
+
+RECORDS, REPEATS = 2000, 5
+RESULT = HERE / "results" / "speed.json"
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+def best_seconds(work: Callable[[], object]) -> float:
+    """The shortest of several repetitions."""
+    found = []
+    for _ in range(REPEATS):
+        begin = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - begin)
+    return min(found)
+
+
+def row_of(path: Path, revision: int, threads: int) -> dict[str, Any]:
+    """Refit and proposal speed of one revision of the search."""
+    (log,) = opened([path])
+    space = space_of(log.workload, log.target, "all")
+    seen = list(log.outcomes.values())[:RECORDS]
+    preset = preset_of(Settings(revision=revision))
+    state = State(space, NOTHING)
+    state.propose(np.array([o.point for o in seen], dtype=np.int64))
+    state.observe(seen)
+
+    def fitted() -> Surrogate:
+        model = Surrogate([state], "kt", 0, threads, preset)
+        model.learn(0, seen)
+        model.ready()
+        return model
+
+    surrogate, scored = fitted(), [0]
+
+    def score(points: Points) -> np.ndarray[Any, Any]:
+        scored[0] += len(points)
+        return surrogate.predict(0, points)
+
+    def propose() -> None:
+        scored[0] = 0
+        rng = np.random.default_rng(0)
+        starts = space.sample(rng, preset.chains)
+        anneal(space, score, starts, rng, preset.steps, preset.temperature, preset.climbs,
+               preset.at_once)  # fmt: skip
+
+    refit, proposal = best_seconds(fitted), best_seconds(propose)
+    many = np.concatenate([space.sample(np.random.default_rng(i), 10_000) for i in range(2)])
+    return {
+        "class": "speed", "workload": str(log.workload), "revision": revision,
+        "records": len(seen), "threads": threads, "refit_seconds": round(refit, 3),
+        "proposal_seconds": round(proposal, 3), "scored": scored[0],
+        "annealed_per_second": round(scored[0] / proposal),
+        "predicted_per_second": round(len(many) / best_seconds(lambda: score(many))),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("log", nargs="?", type=Path, default=in_folder("spaces")[0])
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    rows = [row_of(options.log, r, options.threads) for r in (REVISION, CUDA_REVISION)]
+    for row in rows:
+        print(json.dumps(row))
+    document = {
+        "schema": 1, "command": "python benchmarks/speed.py",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
+        "cores": os.cpu_count(), "libraries": versions(LIBRARIES), "rows": rows,
+    }  # fmt: skip
+    draft = RESULT.with_suffix(".tmp")
+    draft.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(draft, RESULT)
+
+
+if __name__ == "__main__":
+    main()
