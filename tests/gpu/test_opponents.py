@@ -79,7 +79,7 @@ def expected(torch: Any, workload: Workload, named: dict[str, Any]) -> Any:
 
 def fused(torch: Any, workload: Workload, y: Any, x: dict[str, Any]) -> Any:
     for op in workload.epilogue:
-        if op == "scale":
+        if op in ("scale", "tensor_scale"):
             y = y * x[op]
         elif op in x:
             y = y + x[op]

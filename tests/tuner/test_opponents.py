@@ -211,7 +211,7 @@ def fused(workload: Workload, x: Array, arrays: Mapping[str, Array]) -> Array:
         match op:
             case "bias" | "residual" | "shift":
                 x = x + arrays[op]
-            case "scale":
+            case "scale" | "tensor_scale":
                 x = x * arrays[op]
             case "relu":
                 x = np.maximum(x, 0)
@@ -222,7 +222,14 @@ def fused(workload: Workload, x: Array, arrays: Mapping[str, Array]) -> Array:
     return x
 
 
-EPILOGUES = ("", "bias+relu", "scale+shift", "bias+silu+residual", "gelu+bias+scale")
+EPILOGUES = (
+    "",
+    "bias+relu",
+    "tensor_scale+bias",
+    "scale+shift",
+    "bias+silu+residual",
+    "gelu+bias+scale",
+)
 
 
 @needs_torch
