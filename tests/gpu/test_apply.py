@@ -122,9 +122,11 @@ def test_one_file_of_many_shapes(tmp_path: Path) -> None:
     assert len(ratios) == len(shapes) and all(0.85 < ratio < 1.15 for ratio in ratios)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp32", "fp64", "int8"])
+@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp32", "fp64", "int8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_any_extents(dtype: str, layout: str, tmp_path: Path) -> None:
+    if "fp8" in dtype and here().arch != "sm_90a":
+        pytest.skip("needs sm_90a")
     log = write_log(
         tmp_path / "log.jsonl", f"gemm 96x64x40 layout={layout} epilogue=scale+relu dtype={dtype}",
         target=here(),
