@@ -32,7 +32,7 @@ def test_every_operator_has_its_opponents() -> None:
         parse(f"{text} dtype=bf16")
         for text in ("gemm 8x8x8", "conv2d 1x8x8x8,8x3x3", "attention 1x2x8x8")
     )
-    assert opponents_of(gemm) == ("torch", "cublaslt-tuned", "inductor-triton")
+    assert opponents_of(gemm) == ("torch", "torch-scaled-mm", "cublaslt-tuned", "inductor-triton")
     assert opponents_of(conv) == ("cudnn", "inductor")
     assert opponents_of(attention) == ("cudnn", "fa3", "fa2", "flex")
     assert set(OPPONENTS) >= COMPILED
