@@ -44,7 +44,9 @@ NAMED_SWAPPED = (
     "gemm 1x2x8 layout=nt dtype=bf16",
     "gemm 96x3000x131 layout=tn epilogue=bias+relu+scale+shift dtype=bf16",
     "gemm 33x1001x500 layout=nt epilogue=bias+silu+residual dtype=tf32",
-    "gemm 7x20000x72 dtype=bf16",
+    "gemm 7x20000x72 dtype=bf16", "gemm 16x4096x4096 layout=nt dtype=fp8_e4m3",
+    "gemm 100x1001x1040 layout=nt epilogue=tensor_scale+bias+gelu dtype=fp8_e5m2",
+    "gemm 33x3000x7168 layout=nt dtype=fp8_e4m3 acc=fp22",
 )  # fmt: skip
 """One row and 128, one tile and several waves of them, C's rows of odd length, every layout."""
 
@@ -162,6 +164,10 @@ _SWAPPED: Mapping[str, tuple[str, _Wanted]] = {
     "swapped, L2 warmed": (_SKINNY, lambda v: v["warm"] > 2 and v["cluster_n"] > 1),
     "swapped, tf32": (
         "gemm 24x1500x520 layout=nt epilogue=bias+relu dtype=tf32", lambda v: v["split_k"] > 1,
+    ),
+    "swapped, promoted with products in flight": (
+        "gemm 24x1500x1040 layout=nt epilogue=tensor_scale dtype=fp8_e5m2",
+        lambda v: v["in_flight"] and v["promote"] == 256,
     ),
 }  # fmt: skip
 PROPERTIES = {**_PLAIN, **_SWAPPED}

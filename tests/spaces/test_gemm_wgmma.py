@@ -133,8 +133,9 @@ def test_every_benchmark_shape_has_a_legal_default() -> None:
 
 def test_every_product_with_few_rows_has_a_legal_default() -> None:
     family = SWAPPED
-    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt")):
-        for shape in ("8x16x8", "8x4096x4096", "16x7168x1024", "128x2048x1024", "64x30000x64"):
+    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt"),
+                          ("fp8_e4m3", "nt")):  # fmt: skip
+        for shape in ("8x16x16", "8x4096x4096", "16x7168x1024", "128x2048x1024", "64x30000x64"):
             w = parse(f"gemm {shape} layout={layout} epilogue=bias+gelu dtype={dtype}")
             space = Space(w, H200, [family])
             assert space.why_illegal(int(space.defaults()[0])) is None, f"{w}"
@@ -175,6 +176,9 @@ def test_swapped_operands_serve_few_rows_that_begin_at_16_bytes() -> None:
     assert "more columns" in str(family.refuses(parse("gemm 64x64x72 dtype=bf16"), H200))
     assert "one product" in str(family.refuses(parse("gemm 8x64x72 batch=2 dtype=bf16"), H200))
     assert "layout nt" in str(family.refuses(parse("gemm 8x64x72 dtype=tf32"), H200))
+    assert "layout nt" in str(family.refuses(parse("gemm 8x64x80 dtype=fp8_e4m3"), H200))
+    assert "16 bytes" in str(family.refuses(parse("gemm 8x64x72 layout=nt dtype=fp8_e4m3"), H200))
+    assert family.refuses(parse("gemm 8x64x80 layout=nt dtype=fp8_e4m3"), H200) is None
 
 
 def test_a_convolution_with_few_pixels_has_the_swapped_family() -> None:
@@ -495,6 +499,14 @@ SWAPPED_PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     ),
     "tf32": (
         f"gemm 24x203x100 layout=nt {_EPILOGUE} dtype=tf32", lambda v: v["split_mode"] == "last",
+    ),
+    "promoted sums": (
+        "gemm 24x328x592 layout=nt epilogue=tensor_scale+bias dtype=fp8_e4m3",
+        lambda v: v["store"] == "tma" and v["promote"] > v["bk"],
+    ),
+    "promoted sums, split": (
+        "gemm 9x203x1040 layout=nt epilogue=tensor_scale+residual dtype=fp8_e5m2",
+        lambda v: v["split_k"] > 1 and v["in_flight"] == 1,
     ),
 }  # fmt: skip
 
