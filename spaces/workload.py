@@ -31,9 +31,14 @@ DEFAULT_ACC: Mapping[str, str] = {
 OUTPUT_DTYPE: Mapping[str, str] = {
     "tf32": "fp32", "fp8_e4m3": "bf16", "fp8_e5m2": "bf16", "int8": "int32",
 }  # fmt: skip
-EPILOGUE_OPS = ("bias", "relu", "gelu", "silu", "residual", "scale", "shift")
-EPILOGUE_OPERANDS = ("bias", "residual", "scale", "shift")
+EPILOGUE_OPS = ("bias", "relu", "gelu", "silu", "residual", "scale", "shift", "tensor_scale")
+EPILOGUE_OPERANDS = ("bias", "residual", "scale", "shift", "tensor_scale")
 """Operations that take an operand of that name, in argument order."""
+CHEAPER_ACC: Mapping[str, str] = {"fp16": "fp16", "fp8_e4m3": "fp22", "fp8_e5m2": "fp22"}
+"""A less exact accumulator that may be asked for. fp22 (8 bits of exponent, 13 of mantissa) is what
+tensor cores add products of fp8 in."""
+MOST_UNPROMOTED = 256
+"""With acc=fp32, products of fp8 that may meet in fp22 before their sum is added in fp32."""
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_EXTENT = 2**31 - 1
 MAX_ELEMENTS = 2**38
@@ -155,7 +160,7 @@ _EPILOGUE = Option(
     "epilogue", "chain", "operations fused after the product, in order", EPILOGUE_OPS
 )
 _DTYPE = Option("dtype", "choice", "element type of the inputs", INPUT_DTYPES)
-_ACC = Option("acc", "choice", "accumulator type", ("fp64", "fp32", "fp16", "int32"))
+_ACC = Option("acc", "choice", "accumulator type", ("fp64", "fp32", "fp22", "fp16", "int32"))
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,8 @@ class Workload:
             option.refuse_other(getattr(self, option.field))
         if not self.acc:
             object.__setattr__(self, "acc", DEFAULT_ACC[self.dtype])
-        accepted = {DEFAULT_ACC[self.dtype]} | ({"fp16"} if self.dtype == "fp16" else set())
+        default = DEFAULT_ACC[self.dtype]
+        accepted = {default, CHEAPER_ACC.get(self.dtype, default)}
         if self.acc not in accepted:
             self._refuse(
                 "acc",
@@ -497,11 +503,12 @@ class Attention(Workload):
 def _epilogue_operands(
     workload: Workload, columns: int, out: tuple[int, ...]
 ) -> tuple[Operand, ...]:
-    return tuple(
-        Operand(name, out if name == "residual" else (columns,), workload.out_dtype)
+    """Vectors and residual of the output's type; `tensor_scale` is one fp32 number."""
+    operands = {
+        name: Operand(name, out if name == "residual" else (columns,), workload.out_dtype)
         for name in EPILOGUE_OPERANDS
-        if name in workload.epilogue
-    )
+    } | {"tensor_scale": Operand("tensor_scale", (1,), "fp32")}
+    return tuple(operands[name] for name in EPILOGUE_OPERANDS if name in workload.epilogue)
 
 
 def _dims(text: str, *names: str) -> dict[str, int] | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Shapes = list[tuple[int, ...]]
 
-EXTRA = ("bias", "residual", "scale", "shift")  # in the order of the arguments
+EXTRA = ("bias", "residual", "scale", "shift", "tensor_scale")  # in the order of the arguments
 
 
 def shapes(text: str) -> tuple[Shapes, Shapes]:
@@ -21,7 +21,9 @@ def shapes(text: str) -> tuple[Shapes, Shapes]:
     inputs, outputs = _SHAPES[operator](size, words)
     chain = words.get("epilogue", "").split("+")
     out = outputs[0]
-    extra = {name: out if name == "residual" else out[-1:] for name in EXTRA}
+    extra = {name: out if name == "residual" else out[-1:] for name in EXTRA} | {
+        "tensor_scale": (1,)
+    }
     return [*inputs, *(extra[name] for name in EXTRA if name in chain)], outputs
 
 
@@ -52,7 +54,7 @@ def _pair(text: str) -> tuple[int, int]:
 def _step(step: str, x: Array, extra: dict[str, Array]) -> Array:
     if step in ("bias", "residual", "shift"):
         return x + extra[step]
-    if step == "scale":
+    if step in ("scale", "tensor_scale"):
         return x * extra[step]
     if step == "relu":
         return np.maximum(x, 0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kt.spaces.workload import Gemm, Workload
+from kt.spaces.workload import CHEAPER_ACC, Gemm, Workload
 
 Array = NDArray[np.generic]
 
@@ -21,10 +21,12 @@ EPILOGUES: tuple[tuple[str, ...], ...] = (
     ("bias", "relu", "scale", "shift"),
 )  # fmt: skip
 _STORED = {"fp64": np.float64, "fp32": np.float32, "tf32": np.float32, "fp16": np.float16,
-           "bf16": np.uint16, "int8": np.int8, "int32": np.int32}  # fmt: skip
+           "bf16": np.uint16, "int8": np.int8, "int32": np.int32, "fp8_e4m3": np.uint8,
+           "fp8_e5m2": np.uint8}  # fmt: skip
 _OUTPUT_ROUNDING = {"fp64": 2**-52, "fp32": 2**-23, "fp16": 2**-11, "bf16": 2**-8, "int32": 0.0}
 _SUM_ROUNDING = {"fp64": 2**-48, "fp32": 2**-19, "tf32": 2**-9, "fp16": 2**-19, "bf16": 2**-19,
-                 "int8": 0.0}  # fmt: skip
+                 "int8": 0.0, "fp8_e4m3": 2**-13, "fp8_e5m2": 2**-13}  # fmt: skip
+_MANTISSA = {"fp8_e4m3": 3, "fp8_e5m2": 2}
 
 
 def draw(rng: np.random.Generator, dtypes: Sequence[str], extents: Sequence[int] = EDGES) -> Gemm:
@@ -34,10 +36,11 @@ def draw(rng: np.random.Generator, dtypes: Sequence[str], extents: Sequence[int]
     epilogue = EPILOGUES[rng.integers(len(EPILOGUES))]
     if dtype == "int8" and {"gelu", "silu"} & set(epilogue):
         epilogue = ("bias", "relu")
+    cheaper = CHEAPER_ACC.get(dtype, "")
     return Gemm(
         dtype=dtype, m=m, n=n, k=k, batch=int(rng.choice([1, 1, 2, 3])),
         layout=str(rng.choice(["nn", "nt", "tn", "tt"])), epilogue=epilogue,
-        acc="fp16" if dtype == "fp16" and rng.random() < 0.2 else "",
+        acc=cheaper if cheaper and rng.random() < 0.2 else "",
     )  # fmt: skip
 
 
@@ -48,10 +51,30 @@ def to_bits(x: NDArray[np.float64], dtype: str) -> Array:
         return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
     if dtype in ("int8", "int32"):
         return np.rint(np.clip(x * 40, -127, 127)).astype(_STORED[dtype])
+    if dtype in _MANTISSA:
+        values = _finite_minifloats(dtype)
+        middles = (values[1:] + values[:-1]) / 2
+        found = np.searchsorted(middles, np.abs(x))
+        return (found | np.signbit(x) << 7).astype(np.uint8)
     return x.astype(_STORED[dtype])
 
 
+def _minifloats(dtype: str) -> NDArray[np.float64]:
+    """Values of the 128 magnitudes of an 8-bit type, infinities and NaNs as finite numbers."""
+    bits, mantissa = np.arange(128), _MANTISSA[dtype]
+    exponent, fraction = bits >> mantissa, bits & (1 << mantissa) - 1
+    bias = (1 << (6 - mantissa)) - 1
+    significand = fraction + (np.minimum(exponent, 1) << mantissa)
+    return np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - bias - mantissa)
+
+
+def _finite_minifloats(dtype: str) -> NDArray[np.float64]:
+    return _minifloats(dtype)[: 0x7F if dtype == "fp8_e4m3" else 0x7C]
+
+
 def from_bits(x: Array, dtype: str) -> NDArray[np.float64]:
+    if dtype in _MANTISSA:
+        return np.where(x & 0x80, -1, 1) * _minifloats(dtype)[x & 0x7F]
     if dtype == "bf16":
         return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return x.astype(np.float64)
@@ -105,14 +128,16 @@ def finished(
     extra: Mapping[str, NDArray[np.float64]],
 ) -> Reference:
     """The epilogue of sums `x` of `k` products, whose magnitudes add up to `size`."""
-    rounding = 2**-10 * max(1.0, math.sqrt(k) / 4) if w.acc == "fp16" else _SUM_ROUNDING[w.dtype]
+    rounding = _SUM_ROUNDING[w.dtype]
+    if w.acc in ("fp16", "fp22"):
+        rounding = 2**-10 * max(1.0, math.sqrt(k) / 4) if w.acc == "fp16" else 2**-11
     off = rounding * size
     erf = np.vectorize(math.erf, otypes=[np.float64])
     for op in w.epilogue:
         match op:
             case "bias" | "residual" | "shift":
                 x = x + extra[op]
-            case "scale":
+            case "scale" | "tensor_scale":
                 x, off = x * extra[op], off * np.abs(extra[op])
             case "relu":
                 x = np.maximum(x, 0)

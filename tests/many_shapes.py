@@ -33,9 +33,9 @@ def sampled(workloads: Sequence[Gemm], target: Target, seed: int, families: Sequ
     return kernels
 
 
-def source_of(kernels: Sequence[Kernel], target: Target) -> str:
-    """One file of these kernels, the one for any extents, and the dispatch."""
-    first = kernels[0].workload
+def source_of(kernels: Sequence[Kernel], target: Target, other: Gemm | None = None) -> str:
+    """One file of these kernels, the one for any extents (of `other`'s type), and the dispatch."""
+    first = other or kernels[0].workload
     assert isinstance(first, Gemm)
     sources = [*(kernel.source for kernel in kernels), many.any_source(first, target)]
     prefixes = [*(f"kt{i}" for i in range(len(kernels))), "kt_any"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from kt.spaces.target import CUDA_TARGETS, Target
 from kt.spaces.workload import Gemm, parse
 
 H200 = CUDA_TARGETS["h200"]
-DTYPES = ("bf16", "bf16", "fp16", "tf32")
+DTYPES = ("bf16", "bf16", "fp16", "tf32", "fp8_e4m3", "fp8_e5m2")
 LARGER = (*gemm_cases.EDGES, 191, 193, 255, 256, 257, 300, 509, 511, 513, 588, 700)
 
 NAMED = (
@@ -29,7 +30,10 @@ NAMED = (
     "gemm 1500x1336x328 batch=3 epilogue=bias+relu dtype=bf16", "gemm 2048x2048x512 dtype=fp16",
     "gemm 2047x2049x258 dtype=bf16", "gemm 777x1528x4090 layout=nt dtype=bf16",
     "gemm 640x1920x64 epilogue=bias+silu+residual dtype=bf16",
-    "gemm 1023x1024x1001 layout=nt dtype=tf32",
+    "gemm 1023x1024x1001 layout=nt dtype=tf32", "gemm 1000x1000x1000 layout=nt dtype=fp8_e4m3",
+    "gemm 520x1536x4096 layout=nt epilogue=tensor_scale+bias dtype=fp8_e4m3",
+    "gemm 257x130x8192 layout=tn dtype=fp8_e5m2 acc=fp22",
+    "gemm 1033x1255x264 batch=2 layout=tt epilogue=tensor_scale+gelu dtype=fp8_e5m2",
 )  # fmt: skip
 """One tile, fewer tiles than SMs, more; k shorter than any ring; rows that start anywhere."""
 
@@ -40,7 +44,9 @@ NAMED_SWAPPED = (
     "gemm 1x2x8 layout=nt dtype=bf16",
     "gemm 96x3000x131 layout=tn epilogue=bias+relu+scale+shift dtype=bf16",
     "gemm 33x1001x500 layout=nt epilogue=bias+silu+residual dtype=tf32",
-    "gemm 7x20000x72 dtype=bf16",
+    "gemm 7x20000x72 dtype=bf16", "gemm 16x4096x4096 layout=nt dtype=fp8_e4m3",
+    "gemm 100x1001x1040 layout=nt epilogue=tensor_scale+bias+gelu dtype=fp8_e5m2",
+    "gemm 33x3000x7168 layout=nt dtype=fp8_e4m3 acc=fp22",
 )  # fmt: skip
 """One row and 128, one tile and several waves of them, C's rows of odd length, every layout."""
 
@@ -128,6 +134,16 @@ _PLAIN: Mapping[str, tuple[str, _Wanted]] = {
     "a long ring": (_SMALL, lambda v: v["stages"] >= 10),
     "bk 128": (_SMALL, lambda v: v["bk"] == 128),
     "bk 32": (_SMALL, lambda v: v["bk"] == 32),
+    "promoted while others multiply": (
+        "gemm 1500x1336x520 layout=nt dtype=fp8_e4m3", lambda v: v["pingpong"],
+    ),
+    "promoted with products in flight": (
+        "gemm 700x1328x1100 layout=nt epilogue=tensor_scale dtype=fp8_e5m2",
+        lambda v: v["in_flight"] and v["promote"] == 256,
+    ),
+    "promoted at once": (
+        "gemm 2500x1336x1100 layout=nt dtype=fp8_e4m3", lambda v: v["bk"] == 256 and v["bn"] > 64,
+    ),
 }  # fmt: skip
 _SWAPPED: Mapping[str, tuple[str, _Wanted]] = {
     "swapped, boxes of C": (
@@ -149,6 +165,10 @@ _SWAPPED: Mapping[str, tuple[str, _Wanted]] = {
     "swapped, tf32": (
         "gemm 24x1500x520 layout=nt epilogue=bias+relu dtype=tf32", lambda v: v["split_k"] > 1,
     ),
+    "swapped, promoted with products in flight": (
+        "gemm 24x1500x1040 layout=nt epilogue=tensor_scale dtype=fp8_e5m2",
+        lambda v: v["in_flight"] and v["promote"] == 256,
+    ),
 }  # fmt: skip
 PROPERTIES = {**_PLAIN, **_SWAPPED}
 
@@ -156,6 +176,8 @@ PROPERTIES = {**_PLAIN, **_SWAPPED}
 def draw(rng: np.random.Generator, extents: tuple[int, ...]) -> Gemm:
     """A random workload that the family serves."""
     w = gemm_cases.draw(rng, (str(rng.choice(DTYPES)),), extents)
+    if w.dtype in ("fp8_e4m3", "fp8_e5m2") and rng.random() < 0.5:
+        return dataclasses.replace(w, epilogue=("tensor_scale", *w.epilogue))
     if w.dtype != "tf32":
         return w
     return Gemm(dtype="tf32", m=w.m, n=w.n, k=w.k, batch=w.batch, layout="nt",

@@ -29,6 +29,8 @@ _NAMES = {
     "bf16": "bfloat16", "int8": "int8", "int32": "int32",
 }  # fmt: skip
 _BITS = {"bf16": "uint16", "fp8_e4m3": "uint8", "fp8_e5m2": "uint8"}
+_TORCH_FP8 = {"torch.float8_e4m3fn": (_E4M3, 8), "torch.float8_e5m2": (_E5M2, 8)}
+"""Elements that neither protocol of torch carries in every version: they go as bytes."""
 _LEGACY = 1  # stream, as DLPack numbers it
 
 
@@ -122,7 +124,10 @@ def stream_of(tensor: Any, device: int) -> int:
 
 def read_tensor(tensor: Any, operand: Operand, stream: int, held: list[Any]) -> _Tensor:
     """The tensor in memory, once it is what the kernel was built for."""
-    found = _from_dlpack(tensor, stream, held) or _from_interface(tensor, operand.name)
+    small = _TORCH_FP8.get(str(tensor.dtype)) if _root(tensor) == "torch" else None
+    plain = tensor.view(sys.modules["torch"].uint8) if small else tensor
+    found = _from_dlpack(plain, stream, held) or _from_interface(plain, operand.name)
+    found = found._replace(element=small or found.element)
     name, shape = operand.name, operand.shape
     if found.element not in _ELEMENTS[operand.dtype]:
         raise TypeError(f"{name} is not {operand.dtype}: {getattr(tensor, 'dtype', found.element)}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .cupy_loader import Kernel
     from .cupy_tensors import Operand
 
-_EXTRA = ("bias", "residual", "scale", "shift")
+_EXTRA = ("bias", "residual", "scale", "shift", "tensor_scale")
 
 
 class Conv2d:
@@ -44,12 +44,14 @@ class Conv2d:
         residual: Any = None,
         scale: Any = None,
         shift: Any = None,
+        tensor_scale: Any = None,
         epilogue: str = "",
     ) -> Any:
         """torch.nn.functional.conv2d on channels_last tensors; the result is channels_last too.
 
         A kernel that fuses more than the bias is called with its `epilogue`, such as "bias+relu",
-        and the operands of it: residual (as the output), scale and shift (one an output channel).
+        and the operands of it: residual (as the output), scale and shift (one an output channel),
+        tensor_scale (one fp32 number).
         Raises TypeError or ValueError for whatever the kernel was not tuned for.
         """
         given = {"stride": stride, "padding": padding, "dilation": dilation}
@@ -62,7 +64,7 @@ class Conv2d:
         if fused != self.epilogue:
             asked = f"epilogue={epilogue!r}" if epilogue else "no epilogue"
             raise self._other(f"{asked}, and the kernel fuses {self.epilogue or 'nothing'}")
-        extra = dict(zip(_EXTRA, (bias, residual, scale, shift), strict=True))
+        extra = dict(zip(_EXTRA, (bias, residual, scale, shift, tensor_scale), strict=True))
         wanted = self.epilogue.split("+")
         for name, tensor in extra.items():
             if (tensor is None) == (name in wanted):

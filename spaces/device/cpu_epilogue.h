@@ -22,6 +22,9 @@
 #ifndef KT_HAS_SHIFT
 #define KT_HAS_SHIFT 0
 #endif
+#ifndef KT_HAS_TENSOR_SCALE
+#define KT_HAS_TENSOR_SCALE 0
+#endif
 #ifndef KT_HAS_EPILOGUE
 #define KT_HAS_EPILOGUE 0 /* KT_EPILOGUE is not empty */
 #endif
@@ -31,11 +34,12 @@ typedef struct {
     const kt_real *residual; /* laid out as C */
     const kt_real *scale;    /* [N] */
     const kt_real *shift;    /* [N] */
+    const float *tensor_scale; /* one */
 } kt_epilogue;
 
-/* Operands after A and B, in the order bias, residual, scale, shift, C, each only if present; returns C. */
+/* Operands after A and B, in the order bias, residual, scale, shift, tensor_scale, C, each only if present; returns C. */
 KT_INLINE kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
-    *e = (kt_epilogue){NULL, NULL, NULL, NULL};
+    *e = (kt_epilogue){NULL, NULL, NULL, NULL, NULL};
 #if KT_HAS_BIAS
     e->bias = *args++;
 #endif
@@ -48,6 +52,9 @@ KT_INLINE kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
 #if KT_HAS_SHIFT
     e->shift = *args++;
 #endif
+#if KT_HAS_TENSOR_SCALE
+    e->tensor_scale = *args++;
+#endif
     return *args;
 }
 
@@ -55,6 +62,7 @@ KT_INLINE kt_real *kt_epilogue_operands(void *const *args, kt_epilogue *e) {
 #define KT_OP_RESIDUAL x += kt_load_first(e->residual + index, count);
 #define KT_OP_SCALE x *= kt_load_first(e->scale + column, count);
 #define KT_OP_SHIFT x += kt_load_first(e->shift + column, count);
+#define KT_OP_TENSOR_SCALE x *= (kt_real)*e->tensor_scale;
 #define KT_OP_RELU x = kt_select(x < 0, (kt_vec){0}, x); /* a NaN stays */
 #define KT_OP_GELU x = kt_gelu(x);
 #define KT_OP_SILU x = x / (1 + kt_exp(-x));

@@ -24,6 +24,9 @@
 #ifndef KT_HAS_SHIFT
 #define KT_HAS_SHIFT 0
 #endif
+#ifndef KT_HAS_TENSOR_SCALE
+#define KT_HAS_TENSOR_SCALE 0
+#endif
 
 #if KT_DTYPE == KT_INT8 && KT_HAS_EPILOGUE
 typedef double kt_math; // exact on int32
@@ -36,6 +39,7 @@ struct kt_epilogue {
     const kt_output *residual; // laid out as C
     const kt_output *scale;    // [N]
     const kt_output *shift;    // [N]
+    const float *tensor_scale; // one
 };
 
 #if KT_HAS_BIAS
@@ -66,17 +70,24 @@ struct kt_epilogue {
 #define KT_SHIFT_PARAMETER
 #define KT_SHIFT nullptr
 #endif
+#if KT_HAS_TENSOR_SCALE
+#define KT_TENSOR_SCALE_PARAMETER const float *__restrict__ tensor_scale,
+#define KT_TENSOR_SCALE tensor_scale
+#else
+#define KT_TENSOR_SCALE_PARAMETER
+#define KT_TENSOR_SCALE nullptr
+#endif
 
-#define KT_PARAMETERS                                                                     \
-    const kt_element *__restrict__ a, const kt_element *__restrict__ b, KT_BIAS_PARAMETER \
-        KT_RESIDUAL_PARAMETER KT_SCALE_PARAMETER KT_SHIFT_PARAMETER kt_output *__restrict__ c, u8 *__restrict__ workspace
-#define KT_EPILOGUE_OPERANDS {KT_BIAS, KT_RESIDUAL, KT_SCALE, KT_SHIFT}
+#define KT_PARAMETERS                                                                                                      \
+    const kt_element *__restrict__ a, const kt_element *__restrict__ b, KT_BIAS_PARAMETER KT_RESIDUAL_PARAMETER            \
+        KT_SCALE_PARAMETER KT_SHIFT_PARAMETER KT_TENSOR_SCALE_PARAMETER kt_output *__restrict__ c, u8 *__restrict__ workspace
+#define KT_EPILOGUE_OPERANDS {KT_BIAS, KT_RESIDUAL, KT_SCALE, KT_SHIFT, KT_TENSOR_SCALE}
 // The workspace comes after them.
-enum : int { KT_ARGUMENTS = 3 + KT_HAS_BIAS + KT_HAS_RESIDUAL + KT_HAS_SCALE + KT_HAS_SHIFT };
+enum : int { KT_ARGUMENTS = 3 + KT_HAS_BIAS + KT_HAS_RESIDUAL + KT_HAS_SCALE + KT_HAS_SHIFT + KT_HAS_TENSOR_SCALE };
 
 // The same for the columns from `first` on.
 KT_DEVICE kt_epilogue kt_columns_from(const kt_epilogue &e, u32 first) {
-    return {e.bias + first, e.residual, e.scale + first, e.shift + first};
+    return {e.bias + first, e.residual, e.scale + first, e.shift + first, e.tensor_scale};
 }
 
 // ---- the operations
@@ -85,6 +96,7 @@ KT_DEVICE kt_epilogue kt_columns_from(const kt_epilogue &e, u32 first) {
 #define KT_OP_RESIDUAL x += residual;
 #define KT_OP_SCALE x *= scale;
 #define KT_OP_SHIFT x += shift;
+#define KT_OP_TENSOR_SCALE x *= tensor_scale;
 #define KT_OP_RELU x = x < 0 ? (kt_math)0 : x; /* a NaN stays */
 #define KT_OP_GELU x = kt_gelu(x);
 #define KT_OP_SILU x = kt_silu(x);
@@ -107,9 +119,9 @@ KT_DEVICE float kt_gelu(float x) { return 0.5f * x * erfcf(-0.70710678f * x); }
 KT_DEVICE float kt_silu(float x) { return x / (1 + expf(-x)); }
 #endif
 
-KT_DEVICE kt_math kt_apply_epilogue(kt_acc sum, kt_math bias, kt_math scale, kt_math shift, kt_math residual) {
+KT_DEVICE kt_math kt_apply_epilogue(kt_acc sum, kt_math bias, kt_math scale, kt_math shift, kt_math tensor_scale, kt_math residual) {
     kt_math x = (kt_math)sum;
-    (void)bias, (void)scale, (void)shift, (void)residual;
+    (void)bias, (void)scale, (void)shift, (void)tensor_scale, (void)residual;
     KT_EPILOGUE
     return x;
 }
@@ -119,7 +131,7 @@ KT_DEVICE kt_math kt_apply_epilogue(kt_acc sum, kt_math bias, kt_math scale, kt_
 KT_DEVICE kt_math kt_from_output(kt_output x) {
 #if KT_DTYPE == KT_FP16
     return kt_from_half(x);
-#elif KT_DTYPE == KT_BF16
+#elif OUTPUT_IS_BFLOAT
     return kt_from_bfloat(x);
 #else
     return (kt_math)x;
@@ -192,15 +204,16 @@ template <int COUNT> KT_DEVICE void kt_load_outputs(kt_math (&x)[COUNT], const k
     kt_unpack_outputs<COUNT>(x, y);
 }
 
-// bias, scale and shift of COUNT columns, loaded once for all rows of a thread.
+// bias, scale and shift of COUNT columns, loaded once for all rows of a thread, and the scale of all.
 template <int COUNT> struct kt_columns {
-    kt_math bias[COUNT], scale[COUNT], shift[COUNT];
+    kt_math bias[COUNT], scale[COUNT], shift[COUNT], tensor_scale;
 };
 template <int COUNT> KT_DEVICE kt_columns<COUNT> kt_load_columns(const kt_epilogue &e, u32 column, bool inside) {
     kt_columns<COUNT> x = {};
     if (KT_HAS_BIAS && inside) kt_load_outputs<COUNT>(x.bias, e.bias + column);
     if (KT_HAS_SCALE && inside) kt_load_outputs<COUNT>(x.scale, e.scale + column);
     if (KT_HAS_SHIFT && inside) kt_load_outputs<COUNT>(x.shift, e.shift + column);
+    if (KT_HAS_TENSOR_SCALE) x.tensor_scale = *e.tensor_scale;
     return x;
 }
 
@@ -211,7 +224,7 @@ KT_DEVICE kt_output_words<COUNT> kt_finish(const kt_acc (&sum)[COUNT], const kt_
     kt_math x[COUNT];
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        x[i] = kt_apply_epilogue(sum[i], columns.bias[i], columns.scale[i], columns.shift[i], residual[i]);
+        x[i] = kt_apply_epilogue(sum[i], columns.bias[i], columns.scale[i], columns.shift[i], columns.tensor_scale, residual[i]);
     return kt_round_outputs<COUNT>(x);
 }
 

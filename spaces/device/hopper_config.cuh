@@ -48,6 +48,9 @@
 #ifndef KT_IN_FLIGHT
 #define KT_IN_FLIGHT 1 /* tiles of k whose product may be unfinished when the next one's begins: 0 or 1 */
 #endif
+#ifndef KT_PROMOTE
+#define KT_PROMOTE 0 /* elements of k after which fp32 takes over what the tensor cores added up; 0: only at the end */
+#endif
 #ifndef KT_PARTS_N
 #define KT_PARTS_N 1 /* instructions side by side along n: two where one would not fit the registers at launch */
 #endif
@@ -93,12 +96,13 @@ constexpr bool EXCHANGE_REGISTERS = KT_PRODUCER_WARPS == 4;
 constexpr int GROUP_M = BM / READERS, M_PARTS = GROUP_M / 64, PART_N = BN / KT_PARTS_N; // of a warpgroup; of an instruction
 constexpr int ACCS = M_PARTS * BN / 2;
 constexpr int CLUSTER_SIZE = KT_CLUSTER_M * KT_CLUSTER_N * KT_CLUSTER_K;
-static_assert(KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16 || KT_DTYPE == KT_TF32, "a type of wgmma");
+static_assert(KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16 || KT_DTYPE == KT_TF32 || IS_FP8, "a type of wgmma");
 static_assert(GROUP_M % 64 == 0 && GROUP_M * READERS == BM, "rows of a warpgroup");
 static_assert(PART_N % 8 == 0 && PART_N * KT_PARTS_N == BN && PART_N <= 256, "columns of an instruction");
 static_assert(!KT_PINGPONG || (CONSUMERS == 2 && KT_PERSISTENT), "two warpgroups take turns");
 static_assert(KT_CLASSES_A == 1 || (A_K_MAJOR && KT_CLASSES_A <= KT_M && BM / kt_max(KT_CLASSES_A, KT_CLUSTER_N) % 8 == 0), "classes");
 static_assert(KT_CLASSES_A * A_LD * ELEMENT_BYTES % 16 == 0 || KT_CLASSES_A == 1, "rows of a class start alike");
+static_assert(KT_PROMOTE % BK == 0, "whole tiles of k");
 static_assert(KT_PRODUCER_WARPS == 1 || KT_PRODUCER_WARPS == 4, "registers move between whole warpgroups");
 static_assert(STAGES >= 2 && (KT_IN_FLIGHT == 0 || KT_IN_FLIGHT == 1), "pipeline");
 static_assert(KT_CLUSTER_K == 1 || (KT_CLUSTER_M * KT_CLUSTER_N * KT_SPLIT_K == 1 && !KT_PERSISTENT), "sums in a cluster");

@@ -50,10 +50,14 @@ template <int N> struct kt_wgmma;
 #define KT_WGMMA_TYPES "k16.f32.f16.f16"
 #elif KT_DTYPE == KT_BF16
 #define KT_WGMMA_TYPES "k16.f32.bf16.bf16"
+#elif KT_DTYPE == KT_FP8_E4M3
+#define KT_WGMMA_TYPES "k32.f32.e4m3.e4m3"
+#elif KT_DTYPE == KT_FP8_E5M2
+#define KT_WGMMA_TYPES "k32.f32.e5m2.e5m2"
 #else
 #define KT_WGMMA_TYPES "k8.f32.tf32.tf32"
 #endif
-#if OUTPUT_IS_HALF
+#if KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16
 #define KT_WGMMA_MAJOR(a, b) ", %" #a ", %" #b
 #else
 #define KT_WGMMA_MAJOR(a, b)

@@ -79,7 +79,7 @@ constexpr int WARPS_MN = KT_WARPS_M * KT_WARPS_N, THREADS = 32 * WARPS_MN * KT_W
 constexpr int WARP_M = BM / KT_WARPS_M, WARP_N = BN / KT_WARPS_N, M_TILES = WARP_M / 16, N_TILES = WARP_N / 8;
 constexpr int STEPS = BK * ELEMENT_BYTES / 32 / KT_WARPS_K; // matrix instructions of a warp along one tile of k
 constexpr int ACCS = M_TILES * N_TILES * 4;
-static_assert(KT_DTYPE >= KT_TF32, "a type of the tensor cores");
+static_assert(KT_DTYPE >= KT_TF32 && !IS_FP8, "a type of the tensor cores");
 static_assert(WARP_M % 16 == 0 && WARP_N % 8 == 0 && WARP_M * KT_WARPS_M == BM && WARP_N * KT_WARPS_N == BN, "warp tiles");
 static_assert(BM % 16 == 0 && BN % 16 == 0 && STEPS >= 1 && STAGES >= 2, "tiles");
 static_assert(KT_FRAGMENT_STAGES == 1 || STEPS % 2 == 0, "two fragment buffers take turns");

@@ -24,7 +24,7 @@ constexpr i64 VECTORS_A = KT_REPACK_A ? RepackedA::VECTORS : 0, VECTORS = VECTOR
 static_assert(VECTORS < 1ll << 31, "32 bits count them: divisions are cheap");
 // Of a thread, all loaded before the first is stored. Small copies rather have more threads.
 constexpr int VECTORS_EACH = VECTORS >= 1 << 18 ? 4 : 1;
-constexpr u64 REPACK_BLOCKS = kt_ceil_div<i64>(VECTORS, REPACK_THREADS * VECTORS_EACH);
+[[maybe_unused]] constexpr u64 REPACK_BLOCKS = kt_ceil_div<i64>(VECTORS, REPACK_THREADS * VECTORS_EACH);
 #ifdef KT_EXPECT_REPACK_BLOCKS
 static_assert(REPACK_BLOCKS == KT_EXPECT_REPACK_BLOCKS, "launch");
 #endif

@@ -8,12 +8,16 @@
 #define KT_FP16 3
 #define KT_BF16 4
 #define KT_INT8 5 /* int32 accumulators and output */
+#define KT_FP8_E4M3 6 /* bf16 output */
+#define KT_FP8_E5M2 7
 
 #ifndef KT_DTYPE
 #define KT_DTYPE KT_BF16
 #endif
 
-#define OUTPUT_IS_HALF (KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16)
+#define IS_FP8 (KT_DTYPE == KT_FP8_E4M3 || KT_DTYPE == KT_FP8_E5M2)
+#define OUTPUT_IS_BFLOAT (KT_DTYPE == KT_BF16 || IS_FP8)
+#define OUTPUT_IS_HALF (KT_DTYPE == KT_FP16 || OUTPUT_IS_BFLOAT)
 
 #define KT_DEVICE __device__ __forceinline__
 #define KT_PURE __host__ __device__ constexpr
@@ -34,6 +38,10 @@ typedef float kt_acc;
 #elif KT_DTYPE == KT_INT8
 typedef signed char kt_element;
 typedef int kt_output, kt_acc;
+#elif IS_FP8
+typedef u8 kt_element; /* bits */
+typedef u16 kt_output;
+typedef float kt_acc;
 #else
 #error "KT_DTYPE is none of the types above"
 #endif

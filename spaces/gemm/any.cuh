@@ -1,7 +1,7 @@
 // Matrix product of extents that are known at run time only: what a file of many tuned shapes falls back to.
 //
 // A plain tiled kernel: 64 x 64 tiles of C, operands as accumulator type in shared memory, every edge guarded. Sums are
-// taken in the accumulator type, as the tuned kernels do; tf32 is computed in fp32.
+// taken in the accumulator type, as the tuned kernels do; tf32 and fp8 are computed in fp32.
 #ifndef KT_TRANS_A
 #define KT_TRANS_A 0 /* 1: A is stored [K, M] */
 #endif
@@ -23,6 +23,11 @@ KT_DEVICE kt_acc kt_from_element(kt_element x) {
     return kt_from_half(x);
 #elif KT_DTYPE == KT_BF16
     return kt_from_bfloat(x);
+#elif KT_DTYPE == KT_FP8_E4M3 // a half with another bias of the exponent; its only NaN is all ones
+    if ((x & 0x7f) == 0x7f) return __uint_as_float(0x7fffffff);
+    return 256 * kt_from_half((u16)((x & 0x80) << 8 | (x & 0x7f) << 7));
+#elif KT_DTYPE == KT_FP8_E5M2 // the high byte of a half
+    return kt_from_half((u16)(x << 8));
 #else
     return (kt_acc)x;
 #endif

@@ -26,7 +26,14 @@ from .cuda import (
     split_rules,
     split_waves_rule,
 )
-from .hopper_plan import INSTRUCTION_REGISTERS, SWIZZLE, HopperPlan, row_classes
+from .hopper_plan import (
+    INSTRUCTION_REGISTERS,
+    PROMOTIONS,
+    SWIZZLE,
+    HopperPlan,
+    promotes,
+    row_classes,
+)
 from .mma_plan import operands
 
 _BLOCK_M = (64, 128, 192, 256)
@@ -68,12 +75,13 @@ def hopper_knobs(w: Gemm, target: Target, stores: Sequence[str]) -> list[Knob]:
         Ordinal("tile", "bk", bks),
         Ordinal("mem", "stages", _STAGES),
         *([Categorical("mem", "copy_a", ("strided", "repack"))] if row_classes(w) > 1 else []),
-        *([] if b.k_major else [Ordinal("mem", "swizzle_b", (32, 64, 128))]),
+        *([] if b.along_k else [Ordinal("mem", "swizzle_b", (32, 64, 128))]),
         Categorical("mem", "store", tuple(stores)),
         Ordinal("mem", "buffers", (1, 2) if "tma" in stores else (1,)),
         *raster_knobs(m_tiles, n_tiles),
         *split_knobs(splits),
         Ordinal("unroll", "in_flight", (0, 1)),
+        *([Ordinal("unroll", "promote", until_covered(PROMOTIONS, w.k))] if promotes(w) else []),
         Ordinal("map", "consumers", (1, 2, 3)),
         Categorical("map", "producer", ("warp", "warpgroup")),
         Ordinal("map", "cluster_m", tuple(c for c in _CLUSTER if c <= m_tiles)),
@@ -122,8 +130,9 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
             "registers",
             lambda v: plan(v).needed_registers <= plan(v).consumer_registers,
             lambda v: (
-                f"about {int(plan(v).needed_registers)} registers, {int(plan(v).accumulators)} of "
-                f"them sums, exceed {int(plan(v).consumer_registers)} of a consumer"
+                f"about {int(plan(v).needed_registers)} registers, "
+                f"{int(plan(v).all_accumulators)} of them sums, exceed "
+                f"{int(plan(v).consumer_registers)} of a consumer"
             ),
         ),
         *_instruction_rules(w, plan),
@@ -150,6 +159,7 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
                 "would be in the way of products in flight"
             ),
         ),
+        *(_promotion_rules() if promotes(w) else []),
         *_cluster_rules(w, plan),
         *_store_rules(plan),
         *([_strided_rule(plan)] if row_classes(w) > 1 else []),
@@ -164,7 +174,7 @@ def _instruction_rules(w: Gemm, plan: PlanOf) -> list[Rule]:
 
     def width(v: Any) -> Any:
         """Columns of a slab, at whose start an instruction must begin."""
-        return 8 if b.k_major else v["swizzle_b"] // b.bytes
+        return 8 if b.along_k else v["swizzle_b"] // b.bytes
 
     def narrower(v: Any) -> Any:
         """Whether the next wider slabs would hold more unused columns."""
@@ -186,7 +196,7 @@ def _instruction_rules(w: Gemm, plan: PlanOf) -> list[Rule]:
             ),
         )
     ]
-    if not b.k_major:
+    if not b.along_k:
         found.append(
             rule(
                 "swizzle-b",
@@ -197,11 +207,26 @@ def _instruction_rules(w: Gemm, plan: PlanOf) -> list[Rule]:
     return found
 
 
+def _promotion_rules() -> list[Rule]:
+    return [
+        rule(
+            "promotion",
+            lambda v: v["promote"] % v["bk"] == 0,
+            lambda v: f"{v['promote']} elements are no whole tiles of {v['bk']} along k",
+        ),
+        rule(
+            "promotion-in-flight",
+            lambda v: (v["in_flight"] == 0) | (v["promote"] > v["bk"]),
+            "no product is in flight where sums are promoted after every tile of k",
+        ),
+    ]
+
+
 def _cluster_rules(w: Gemm, plan: PlanOf) -> list[Rule]:
     a, b = operands(w)
 
     def shares(v: Any) -> Any:
-        rows_a, rows_b = v["bm"] if a.k_major else v["bk"], v["bn"] if b.k_major else v["bk"]
+        rows_a, rows_b = v["bm"] if a.along_k else v["bk"], v["bn"] if b.along_k else v["bk"]
         return (rows_a % (8 * v["cluster_n"]) == 0) & (rows_b % (8 * v["cluster_m"]) == 0)
 
     return [
@@ -293,6 +318,7 @@ def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, in
         "KT_REPACK_A": int(p.repacked[0] > 0), "KT_REPACK_B": int(p.repacked[1] > 0),
         "KT_CLASSES_A": row_classes(w) if p.strided else 1,
         "KT_IN_FLIGHT": v["in_flight"], "KT_PARTS_N": int(p.parts_n),
+        "KT_PROMOTE": v["promote"] if promotes(w) else 0,
         "KT_CONSUMERS": v["consumers"], "KT_PRODUCER_WARPS": int(p.producer_warps),
         "KT_PRODUCER_REGISTERS": int(p.producer_registers),
         "KT_CONSUMER_REGISTERS": int(p.consumer_registers),

@@ -78,6 +78,8 @@ def _candidates(
             values["swizzle_b"] = 128
         if "copy_a" in knobs:
             values["copy_a"] = "strided"
+        if "promote" in knobs:
+            values["promote"] = max(bk, knobs["promote"][0])
         if "warm" in knobs:
             values["warm"] = 0
         p = plan(values)

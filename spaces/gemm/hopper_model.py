@@ -14,7 +14,7 @@ from kt.spaces.target import Target
 from kt.spaces.workload import Gemm
 
 from .cuda import output_group, split_traffic, wave_footprint
-from .hopper_plan import HopperPlan
+from .hopper_plan import HopperPlan, promotes
 
 # Of one SM of sm_90, bytes and cycles; they only rank.
 _SHARED_BYTES = 128  # a cycle, to the tensor cores
@@ -25,6 +25,7 @@ _CLUSTER_SUM, _CLUSTER_BYTES = 1200, 32  # cycles of two meetings; bytes a cycle
 _FILL = 900  # until the first tile of k arrives
 _STAGE_LATENCY = 700  # from a free stage to a full one
 _K_TILE = 40  # of barriers for each tile of k
+_ADDED = 128  # sums a cycle
 _SPLIT = 2500
 _LAUNCH, _EARLY_LAUNCH = 3000, 1800
 _KERNEL = 3500  # of another kernel in the stream
@@ -36,7 +37,7 @@ def cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPlan) -> dict
     resident = np.minimum(v["blocks"], np.maximum(ceil_div(p.units * p.cluster, target.cores), 1))
     # The instruction reads 64 rows of A and all of B from shared memory.
     instruction = np.maximum(p.bn / 2, (64 + p.bn) * 32 / _SHARED_BYTES)
-    math = p.bm / 64 * instruction * depth
+    math = p.bm / 64 * instruction * depth + _promotion(v, p) / (p.readers * resident)
     rows_a = p.bm / v["cluster_n"] * np.where(p.strided, _STRIDED_SECTORS, 1.0)
     loaded = (rows_a + p.loaded_n / v["cluster_m"]) * p.bk * size
     l2 = np.maximum(loaded / _L2_BYTES, p.loaded_bytes / (1.5 * _L2_BYTES))
@@ -76,6 +77,11 @@ def cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPlan) -> dict
     }  # fmt: skip
 
 
+def _promotion(v: Mapping[str, Any], p: HopperPlan) -> Any:
+    """Cycles in which a tile of k is added in fp32; others multiply meanwhile."""
+    return p.bm * p.bn / _ADDED * p.bk / v["promote"] if promotes(p.w) else 0.0
+
+
 def hopper_features(w: Gemm, target: Target, v: Columns, p: HopperPlan) -> dict[str, Floats]:
     """What the knobs imply, by name."""
     waves = p.units * p.cluster / p.at_once
@@ -91,7 +97,7 @@ def hopper_features(w: Gemm, target: Target, v: Columns, p: HopperPlan) -> dict[
         "threads": p.threads,
         "shared_bytes": p.shared_bytes,
         "accumulators": p.accumulators,
-        "register_share": p.accumulators / p.consumer_registers,
+        "register_share": p.all_accumulators / p.consumer_registers,
         "waves": waves,
         "wave_efficiency": waves / np.ceil(waves),
         "turns": p.turns,

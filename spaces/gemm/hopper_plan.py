@@ -12,7 +12,7 @@ from kt.spaces.cuda import VECTOR, acc_bytes, alignment, output_bytes
 from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.kernel import Launch, TensorMap
 from kt.spaces.target import Target
-from kt.spaces.workload import Gemm
+from kt.spaces.workload import MOST_UNPROMOTED, Gemm
 
 from .cuda import SplitWorkspace, reduce_launch, repack_launch, split_workspace
 from .mma_plan import Operand, operands
@@ -25,6 +25,8 @@ LARGE_REGISTERS = 240
 MANY_SUMS = 160
 INSTRUCTION_REGISTERS = 26
 """What one instruction needs at launch besides its accumulators, says the compiler."""
+PROMOTIONS = (128, MOST_UNPROMOTED)
+"""Elements of k after which sums of fp8 products go on in fp32."""
 OTHER_REGISTERS = 28
 """Of a consumer besides accumulators and the epilogue's operands."""
 SWIZZLE = 128  # bytes of the widest
@@ -106,6 +108,11 @@ class HopperPlan:
         return self.group_m * self.bn // WARPGROUP
 
     @cached_property
+    def all_accumulators(self) -> Any:
+        """Those of the instructions besides the sums that they are added to in fp32."""
+        return self.accumulators * (2 if promotes(self.w) else 1)
+
+    @cached_property
     def launch_registers(self) -> Any:
         """Of every thread when a CTA starts; an SM gives them to four warps at a time."""
         threads = self.blocks_sm * round_up(self.threads, WARPGROUP)
@@ -113,7 +120,7 @@ class HopperPlan:
 
     @cached_property
     def producer_registers(self) -> Any:
-        tight = (self.consumers == 2) & ((self.accumulators > MANY_SUMS) | (self.blocks_sm > 1))
+        tight = (self.consumers == 2) & ((self.all_accumulators > MANY_SUMS) | (self.blocks_sm > 1))
         return np.where(self.consumers == 3, 32, np.where(tight, 24, 40))
 
     @cached_property
@@ -121,7 +128,7 @@ class HopperPlan:
         """What a consumer has once the producer gave its own away."""
         c = self.consumers
         all_registers = (c + 1) * self.launch_registers
-        most = np.where(self.accumulators > MANY_SUMS, LARGE_REGISTERS, MOST_REGISTERS)
+        most = np.where(self.all_accumulators > MANY_SUMS, LARGE_REGISTERS, MOST_REGISTERS)
         share = (all_registers - self.producer_registers) // c // 8 * 8
         return np.where(self.exchange, np.minimum(share, most), self.launch_registers)
 
@@ -134,7 +141,8 @@ class HopperPlan:
         residual = np.where(self.by_boxes | self.by_rows, 8 * ("residual" in ops), 0)
         joined = 24 * ((np.asarray(v["split_k"]) > 1) & (np.asarray(v["split_mode"]) != "kernel"))
         shared = np.where(self.exchange, 0, 8)  # the producer's own are not told apart
-        return self.accumulators + OTHER_REGISTERS + columns * held + residual + joined + shared
+        sums = self.all_accumulators
+        return sums + OTHER_REGISTERS + columns * held + residual + joined + shared
 
     @property
     def held_columns(self) -> Any:
@@ -157,7 +165,7 @@ class HopperPlan:
     @cached_property
     def swizzle_b(self) -> Any:
         """Bytes of a row of B's slabs."""
-        return self.row_bytes if self.b.k_major else self.v["swizzle_b"]
+        return self.row_bytes if self.b.along_k else self.v["swizzle_b"]
 
     @property
     def row_bytes(self) -> Any:
@@ -167,7 +175,7 @@ class HopperPlan:
     @cached_property
     def loaded_n(self) -> Any:
         """Columns of B in a stage: whole slabs."""
-        return self.bn if self.b.k_major else round_up(self.bn, self.swizzle_b // self.b.bytes)
+        return self.bn if self.b.along_k else round_up(self.bn, self.swizzle_b // self.b.bytes)
 
     @cached_property
     def loaded_bytes(self) -> Any:
@@ -331,7 +339,7 @@ class HopperPlan:
         v, w = self.v, self.stored
         first, second = self.arguments
         copied_a, copied_b = map(int, self.repacked)
-        swizzle_a = int(self.row_bytes) if self.a.k_major else SWIZZLE
+        swizzle_a = int(self.row_bytes) if self.a.along_k else SWIZZLE
         a = self._class_maps() if self.strided else (
             self._map(first, self.a, copied_a, self.split.bytes, self.bm // v["cluster_n"],
                       v["cluster_n"], swizzle_a),
@@ -369,9 +377,9 @@ class HopperPlan:
         swizzle: int,
     ) -> TensorMap:  # fmt: skip
         """An operand [batch, outer, inner]; a CTA of a cluster loads `rows` or a share of k."""
-        inner, outer = (operand.k, operand.rows) if operand.k_major else (operand.rows, operand.k)
-        pitch = round_up(operand.pitch_bytes, 16)
-        height = rows if operand.k_major else self.bk // shares
+        inner, outer = (operand.k, operand.rows) if operand.along_k else (operand.rows, operand.k)
+        pitch = round_up(inner * operand.bytes, 16)
+        height = rows if operand.along_k else self.bk // shares
         return TensorMap(
             -1 if copied else argument, offset if copied else 0, self.w.dtype,
             (inner, outer, self.w.batch), (pitch, outer * pitch),
@@ -380,8 +388,8 @@ class HopperPlan:
 
 
 def unaligned(operand: Operand) -> bool:
-    """Whether rows start where the TMA cannot read them."""
-    return operand.pitch_bytes % VECTOR != 0
+    """Whether rows start where the TMA cannot read them, or run where no instruction does."""
+    return operand.pitch_bytes % VECTOR != 0 or operand.transposed_by_repack
 
 
 def row_classes(w: Gemm) -> int:
@@ -395,3 +403,8 @@ def row_classes(w: Gemm) -> int:
     batches_alike = w.batch == 1 or w.m * a.pitch_bytes % VECTOR == 0
     served = a.k_major and batches_alike and classes <= min(_MOST_CLASSES, w.m)
     return classes if served else 1
+
+
+def promotes(w: Gemm) -> bool:
+    """Whether sums leave the tensor cores on the way, which add products of fp8 less exactly."""
+    return w.dtype in ("fp8_e4m3", "fp8_e5m2") and w.acc == "fp32"

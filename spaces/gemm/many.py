@@ -17,7 +17,10 @@ from kt.spaces.workload import DTYPE_BYTES, Gemm
 
 _HERE = Path(__file__).parent
 _ALIGNMENT = 256
-DTYPES = {"cpu": ("fp32", "fp64"), "cuda": ("fp64", "fp32", "tf32", "fp16", "bf16", "int8")}
+DTYPES = {
+    "cpu": ("fp32", "fp64"),
+    "cuda": ("fp64", "fp32", "tf32", "fp16", "bf16", "int8", "fp8_e4m3", "fp8_e5m2"),
+}
 """Element types that the kernel for any extents computes in, by kind of target."""
 
 

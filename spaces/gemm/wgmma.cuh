@@ -7,10 +7,11 @@
 // Any extents: the TMA fills tails with zeros and does not store beyond C. It reads rows at multiples of 16 bytes: where A's
 // start elsewhere, every q-th of them starts alike, and each such class of rows has a map, whose k is shifted. The rows of a
 // tile are then permuted, which matters only where C is stored. What cannot be read so is first repacked by the kernel
-// kt_repack.
+// kt_repack. Bytes (fp8) are multiplied along k only: the repack turns them.
 #include "hopper_store.cuh"
 
-constexpr bool A_REPACK_TRANSPOSES = false, B_REPACK_TRANSPOSES = false; // rows along m or n are as good as along k
+constexpr bool A_REPACK_TRANSPOSES = ELEMENT_BYTES == 1 && !A_K_MAJOR, B_REPACK_TRANSPOSES = ELEMENT_BYTES == 1 && !B_K_MAJOR;
+constexpr bool A_ALONG_K = A_K_MAJOR || A_REPACK_TRANSPOSES, B_ALONG_K = B_K_MAJOR || B_REPACK_TRANSPOSES; // in shared memory
 #include "repack_kernel.cuh"
 static_assert(!KT_WARM || KT_CLASSES_A == 1, "tiles of one map");
 static_assert(!KT_SWAPPED || !KT_HAS_REPACK, "the parameters a and b are the operands of C, not of its transpose");
@@ -18,9 +19,9 @@ static_assert(!KT_SWAPPED || !KT_HAS_REPACK, "the parameters a and b are the ope
 // ---- memory
 
 constexpr int K_ROW = kt_min(BK * ELEMENT_BYTES, 128); // bytes of a row of K-major slabs
-using TileA = kt_slabs<A_K_MAJOR, A_K_MAJOR ? K_ROW : 128, BM, BK>;
-using TileB = kt_slabs<B_K_MAJOR, B_K_MAJOR ? K_ROW : KT_SWIZZLE_B, BN, BK>;
-static_assert(B_K_MAJOR || KT_PARTS_N == 1 || PART_N % TileB::WIDTH == 0, "an instruction begins at a slab");
+using TileA = kt_slabs<A_ALONG_K, A_ALONG_K ? K_ROW : 128, BM, BK>;
+using TileB = kt_slabs<B_ALONG_K, B_ALONG_K ? K_ROW : KT_SWIZZLE_B, BN, BK>;
+static_assert(B_ALONG_K || KT_PARTS_N == 1 || PART_N % TileB::WIDTH == 0, "an instruction begins at a slab");
 static_assert(TileA::OUTER % (8 * KT_CLUSTER_N) == 0 && TileB::OUTER % (8 * KT_CLUSTER_M) == 0, "shares of a cluster's CTAs");
 
 constexpr int LOADED_BYTES = TileA::BYTES + TileB::BYTES, STAGE_BYTES = kt_round_up(LOADED_BYTES, 1024);
@@ -131,9 +132,9 @@ KT_DEVICE void kt_release_stage(u32 empty, const kt_member &me, u32 lane) {
 }
 
 // The product of `tiles` tiles of k; `reader` is the warpgroup's place among those that share the stages, `next_turn` the
-// barrier to which it says that another's product may begin.
+// barrier to which it says that another's product may begin, when these tiles are the `last`.
 KT_DEVICE void kt_multiply_tiles(kt_sums &sums, u32 tiles, kt_ring<STAGES> &ring, const kt_barriers &barriers, const kt_member &me,
-                                 u32 memory, u32 reader, u32 lane, u32 next_turn) {
+                                 u32 memory, u32 reader, u32 lane, u32 next_turn, bool last = true) {
     u32 before = 0; // the stage whose product may be unfinished
 #pragma unroll 1
     for (u32 tile = 0; tile < tiles; tile++) {
@@ -156,10 +157,26 @@ KT_DEVICE void kt_multiply_tiles(kt_sums &sums, u32 tiles, kt_ring<STAGES> &ring
         before = ring.stage;
         ring.next();
     }
-    if (KT_PINGPONG && lane == 0) kt_barrier_arrive(next_turn); // every wait for a stage is behind
+    if (KT_PINGPONG && last && lane == 0) kt_barrier_arrive(next_turn); // every wait for a stage is behind
     if (KT_IN_FLIGHT) {
         kt_wgmma_wait<0>();
         kt_release_stage(barriers.empty + 8 * before, me, lane);
+    }
+}
+
+// The same in fp32 for types whose products the tensor cores add less exactly: they add up KT_PROMOTE elements of k at a time.
+KT_DEVICE void kt_multiply_promoted(kt_sums &sums, u32 tiles, kt_ring<STAGES> &ring, const kt_barriers &barriers, const kt_member &me,
+                                    u32 memory, u32 reader, u32 lane, u32 next_turn) {
+    constexpr u32 AT_ONCE = kt_max(KT_PROMOTE / BK, 1);
+#pragma unroll
+    for (int v = 0; v < ACCS; v++) sums.all()[v] = 0;
+#pragma unroll 1
+    for (u32 tile = 0; tile < tiles; tile += AT_ONCE) {
+        kt_sums some;
+        kt_multiply_tiles(some, kt_min(AT_ONCE, tiles - tile), ring, barriers, me, memory, reader, lane, next_turn,
+                          tile + AT_ONCE >= tiles);
+#pragma unroll
+        for (int v = 0; v < ACCS; v++) sums.all()[v] += some.all()[v];
     }
 }
 
@@ -221,7 +238,9 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             kt_sums sums;
             // The other's stages must have come round, or the parity of this one's would be taken for an older one.
             if (KT_PINGPONG) kt_barrier_wait(barriers.turn + 8 * group, (turn - 1) / 2 % 2 ^ (group == 0));
-            kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, barriers.turn + 8 * (group ^ 1));
+            const u32 next_turn = barriers.turn + 8 * (group ^ 1);
+            if (KT_PROMOTE) kt_multiply_promoted(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);
+            else kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);
             if constexpr (KT_SWAPPED) sums.turn_pairs(thread % 32);
             const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, KT_SWAPPED ? unit.n : unit.m, KT_SWAPPED ? unit.m : unit.n,
                                       reader * GROUP_M, thread, 1 + group};

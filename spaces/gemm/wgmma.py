@@ -23,6 +23,7 @@ from .mma_plan import operands
 
 _MOST_SPILL_BYTES = 64
 """A few words at the end of a tile, which the compiler may put aside though registers are free."""
+DTYPES = ("fp16", "bf16", "tf32", "fp8_e4m3", "fp8_e5m2")
 ARCH = "sm_90a"
 """The instructions are of this architecture alone, not of later ones."""
 
@@ -34,9 +35,7 @@ class GemmWgmma(Family):
     empty: Mapping[str, str] = {}
 
     def refuses(self, workload: Workload, target: Target) -> str | None:
-        why = refuses_cuda_gemm(
-            workload, target, ("fp16", "bf16", "tf32"), "the warpgroup instructions multiply"
-        )
+        why = refuses_cuda_gemm(workload, target, DTYPES, "the warpgroup instructions multiply")
         if why:
             return why
         if target.arch != ARCH:

@@ -119,6 +119,8 @@ class GemmWgmmaSwapped(GemmWgmma):
         w = as_gemm(workload)
         if w.m > _MOST_ROWS or w.n <= w.m or w.batch > 1:
             return f"serves one product with at most {_MOST_ROWS} rows and more columns"
+        if any(x.transposed_by_repack for x in operands(w)):
+            return f"multiplies {w.dtype} in layout nt only"
         if any(unaligned(x) for x in operands(w)):
             return f"reads operands whose rows begin at multiples of {VECTOR} bytes"
         return None

@@ -178,6 +178,11 @@ template <int PENDING> static void kt_wgmma_wait() {
     }
     __syncwarp();
 }
+static float emu_small(u8 x, int mantissa_bits) {
+    const int exponent = (x & 0x7f) >> mantissa_bits, mantissa = x & ((1 << mantissa_bits) - 1), bias = (1 << (6 - mantissa_bits)) - 1;
+    const float value = ldexpf((exponent ? 1 << mantissa_bits : 0) + mantissa, (exponent ? exponent : 1) - bias - mantissa_bits);
+    return x & 0x80 ? -value : value;
+}
 // Element (row, k) of an operand as its descriptor says.
 static float emu_operand(u64 descriptor, bool transposed, u32 rank, int row, int k) {
     const u32 start = (descriptor & 0x3fff) << 4 | rank << 24, slab = (descriptor >> 16 & 0x3fff) << 4, eight = (descriptor >> 32 & 0x3fff) << 4;
@@ -187,8 +192,24 @@ static float emu_operand(u64 descriptor, bool transposed, u32 rank, int row, int
                                   : row / 8 * eight + row % 8 * span + k * ELEMENT_BYTES;
     const u8 *p = emu_at(emu_swizzled(start + offset, span), ELEMENT_BYTES);
     if constexpr (ELEMENT_BYTES == 4) return *(const float *)p;
+    if constexpr (ELEMENT_BYTES == 1) return emu_small(*p, KT_DTYPE == KT_FP8_E4M3 ? 3 : 2);
     const u16 bits = *(const u16 *)p;
     return KT_DTYPE == KT_FP16 ? kt_from_half(bits) : kt_from_bfloat(bits);
+}
+// `sum` and the products of one instruction. Those of fp8 are cut where the tensor cores cut: 13 bits below the exponent of
+// the largest term, and the result to fp22.
+static float emu_add_products(float sum, const float *a, const float *b, int count) {
+    if (ELEMENT_BYTES > 1) {
+        for (int k = 0; k < count; k++) sum += a[k] * b[k];
+        return sum;
+    }
+    int top = sum ? ilogbf(sum) : -100;
+    for (int k = 0; k < count; k++)
+        if (a[k] && b[k]) top = kt_max(top, ilogbf(a[k]) + ilogbf(b[k]));
+    const float unit = ldexpf(1, top - 13);
+    float units = truncf(sum / unit);
+    for (int k = 0; k < count; k++) units += truncf(a[k] * b[k] / unit);
+    return emu_cast<float>(emu_cast<u32>(units * unit) & ~0x3ffu);
 }
 template <int N> struct kt_wgmma {
     template <int TRANSPOSED_A, int TRANSPOSED_B> static void multiply(float (&d)[N / 2], u64 a, u64 b, u32 keep) {
@@ -204,9 +225,9 @@ template <int N> struct kt_wgmma {
                 for (int k = 0; k < DEPTH; k++) row[k] = emu_operand(a, TRANSPOSED_A, rank, t / 32 * 16 + 8 * h + t % 32 / 4, k);
                 for (int j = 0; j < N / 8; j++)
                     for (int e = 0; e < 2; e++) {
-                        float sum = keep ? sums[4 * j + 2 * h + e] : 0;
-                        for (int k = 0; k < DEPTH; k++) sum += row[k] * emu_operand(b, TRANSPOSED_B, rank, 8 * j + t % 4 * 2 + e, k);
-                        sums[4 * j + 2 * h + e] = sum;
+                        float column[DEPTH], &sum = sums[4 * j + 2 * h + e];
+                        for (int k = 0; k < DEPTH; k++) column[k] = emu_operand(b, TRANSPOSED_B, rank, 8 * j + t % 4 * 2 + e, k);
+                        sum = emu_add_products(keep ? sum : 0, row, column, DEPTH);
                     }
             }
         });

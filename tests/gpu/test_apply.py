@@ -50,6 +50,11 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def launch(log: Path) -> Any:
+    return launch_of(log)
+
+
+def launch_of(log: Path) -> Any:
+    """The function of the log's emitted module."""
     path = log.with_name("emitted_kernel.py")
     path.write_text(apply(log, form="python"))
     spec = importlib.util.spec_from_file_location("emitted_kernel", path)
@@ -117,9 +122,11 @@ def test_one_file_of_many_shapes(tmp_path: Path) -> None:
     assert len(ratios) == len(shapes) and all(0.85 < ratio < 1.15 for ratio in ratios)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp32", "fp64", "int8"])
+@pytest.mark.parametrize("dtype", ["fp16", "tf32", "fp32", "fp64", "int8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_any_extents(dtype: str, layout: str, tmp_path: Path) -> None:
+    if "fp8" in dtype and here().arch != "sm_90a":
+        pytest.skip("needs sm_90a")
     log = write_log(
         tmp_path / "log.jsonl", f"gemm 96x64x40 layout={layout} epilogue=scale+relu dtype={dtype}",
         target=here(),
@@ -141,6 +148,22 @@ def test_torch(launch: Any, tensors: Any) -> None:
     given = torch.empty_like(out)
     assert launch(a, b, bias, out=given) is given
     assert close(given, expected)  # atomic sums have no fixed order
+
+
+def test_fp8_of_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if here().arch != "sm_90a":
+        pytest.skip("needs sm_90a")
+    text = "gemm 200x320x512 layout=nt epilogue=tensor_scale+bias dtype=fp8_e4m3"
+    scaled = launch_of(write_log(tmp_path / "log.jsonl", text, target=here()))
+    a, b = (torch.randn(n, 512, device="cuda").to(torch.float8_e4m3fn) for n in (200, 320))
+    bias, scale = torch.randn(320, device="cuda").bfloat16(), torch.full((1,), 0.25, device="cuda")
+    expected = 0.25 * a.double() @ b.double().T + bias.double()
+    for operands in ((a, b), (a.view(torch.uint8), b.view(torch.uint8))):
+        out = scaled(*operands, bias, scale)
+        assert out.dtype == torch.bfloat16 and close(out, expected)
+    with pytest.raises(TypeError, match=r"A is not fp8_e4m3: torch\.float8_e5m2"):
+        scaled(a.to(torch.float8_e5m2), b, bias, scale)
 
 
 def test_streams_and_graphs(launch: Any, tensors: Any) -> None:

@@ -40,8 +40,10 @@ NAMED = {
         "gemm 1000x1000x1000 dtype=bf16", "gemm 64x64x16384 dtype=bf16",
         "gemm 511x509x8192 dtype=fp16", "gemm 300x5000x700 epilogue=bias+gelu dtype=bf16",
         "gemm 64x48x80 batch=300 dtype=bf16", "gemm 1x1x1 dtype=int8",
+        "gemm 200x264x300 epilogue=tensor_scale+bias+relu dtype=int8",
     ),
-    "simt": ("gemm 1000x1000x1000 dtype=fp32", "gemm 257x129x2049 layout=tt dtype=fp64"),
+    "simt": ("gemm 1000x1000x1000 dtype=fp32", "gemm 257x129x2049 layout=tt dtype=fp64",
+             "gemm 70x90x110 epilogue=bias+tensor_scale dtype=fp64"),
     "stream": (
         "gemm 1x4096x4096 dtype=bf16", "gemm 16x1024x14336 dtype=bf16",
         "gemm 4097x3x1025 layout=tn dtype=fp16", "gemm 5x2048x2048 layout=nt dtype=fp32",

@@ -19,6 +19,8 @@ pytestmark = pytest.mark.gpu
 WORKLOADS = (
     "gemm 192x320x256 epilogue=bias+silu+residual dtype=bf16",
     "gemm 65x33x127 batch=3 layout=tn epilogue=scale+shift dtype=fp16",
+    "gemm 192x320x256 layout=nt dtype=fp8_e4m3",
+    "gemm 128x96x512 layout=nt epilogue=tensor_scale+bias+silu dtype=fp8_e4m3",
     "conv2d 4x28x28x64,96x3x3 pad=1 dtype=bf16",
     "conv2d 4x28x28x64,96x3x3 stride=2 pad=1 epilogue=bias+residual+relu dtype=bf16",
     "conv2d 2x28x28x48,48x5x5 pad=2 groups=48 epilogue=bias+silu dtype=fp16",
@@ -48,7 +50,8 @@ def device(torch: Any) -> Device:
 def operands(torch: Any, workload: Workload, seed: int) -> dict[str, Any]:
     """N(0,1) inputs and poisoned outputs."""
     torch.manual_seed(seed)
-    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32,
+             "fp8_e4m3": torch.float8_e4m3fn}  # fmt: skip
     made = {
         o.name: torch.randn(o.shape, device="cuda").to(types[o.dtype]) for o in workload.inputs()
     }
@@ -79,7 +82,7 @@ def expected(torch: Any, workload: Workload, named: dict[str, Any]) -> Any:
 
 def fused(torch: Any, workload: Workload, y: Any, x: dict[str, Any]) -> Any:
     for op in workload.epilogue:
-        if op == "scale":
+        if op in ("scale", "tensor_scale"):
             y = y * x[op]
         elif op in x:
             y = y + x[op]

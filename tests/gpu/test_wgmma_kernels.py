@@ -9,6 +9,7 @@ workspace, and must write the same bits wherever its sums have a fixed order.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pickle
@@ -26,10 +27,12 @@ import gemm_cases
 import numpy as np
 import pytest
 import wgmma_cases
-from device_kernels import Case, compile_source, judge_gemm
+from device_kernels import Case, Judged, compile_source, judge_gemm, load_oracle
 
+from kt.spaces.gemm.wgmma import GemmWgmma
 from kt.spaces.kernel import Kernel
-from kt.spaces.workload import Gemm
+from kt.spaces.space import Space
+from kt.spaces.workload import Gemm, parse
 
 pytestmark = pytest.mark.gpu
 
@@ -225,6 +228,36 @@ def test_kernels_agree_with_float64(tmp_path: Path) -> None:
     for name, what in list(failures.items())[:40]:
         print(f"{name}\n    {what}")
     assert not failures, f"{len(failures)} kernels are wrong"
+
+
+@pytest.mark.parametrize("k", [4096, 16384])
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_sums_of_fp8_are_as_exact_as_the_workload_says(dtype: str, k: int, tmp_path: Path) -> None:
+    """Kernels that stay in fp22 pass where they may, and fail where acc=fp32 is asked for."""
+    judge = Judged(load_oracle(wgmma_cases.H200.arch, tmp_path), tmp_path)
+    text = f"gemm 1024x1024x{k} layout=nt dtype={dtype}"
+    exact, fast = parse(text), parse(f"{text} acc=fp22")
+    kernels = {f"promoted every {n}": _unsplit(exact, promote=n) for n in (128, 256)}
+    kernels["fp22"] = _unsplit(fast)
+    for name, kernel in kernels.items():
+        image = compile_source(kernel.source, wgmma_cases.H200.arch)
+        assert isinstance(image, bytes), image
+        for asked in (exact, fast):
+            judged = dataclasses.replace(kernel, workload=asked)
+            error, wrong = judge(Case(judged, 5), image)
+            print(f"\n{text}, {name} judged as {asked.acc}: {error:.3g} {wrong}")
+            assert bool(wrong) == (name == "fp22" and asked is exact), wrong
+
+
+def _unsplit(w: Any, **changed: int) -> Kernel:
+    """The default kernel with all of k in one CTA."""
+    space = Space(w, wgmma_cases.H200, [GemmWgmma()])
+    values = space.theta(int(space.defaults()[0])).flat()
+    values |= {"fusion.split_k": 1, "fusion.split_mode": "last", "map.cluster_k": 1}
+    values |= {f"unroll.{name}": value for name, value in changed.items()}
+    point = space.parts[0].point(values)
+    assert space.why_illegal(point) is None
+    return space.kernel(point)
 
 
 def main() -> None:

@@ -61,8 +61,8 @@ def reference(workload: Gemm, inputs: list[Array]) -> Array:
         match op:
             case "bias" | "residual" | "shift":
                 x = x + extra[op]
-            case "scale":
-                x = x * extra["scale"]
+            case "scale" | "tensor_scale":
+                x = x * extra[op]
             case "relu":
                 x = np.maximum(x, 0)
             case "gelu":

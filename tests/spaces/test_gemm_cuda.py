@@ -148,6 +148,17 @@ def test_emulated_kernels_agree_with_the_reference(family: str, tmp_path: Path) 
             assert reference.worst(w, out) <= 1, f"{w}: {kernel.theta}"
 
 
+@needs_compiler
+@pytest.mark.parametrize(
+    ("family", "dtype"), [("mma", "int8"), ("simt", "fp64"), ("stream", "fp16")]
+)
+def test_a_scale_of_the_whole_tensor(family: str, dtype: str, tmp_path: Path) -> None:
+    w = parse(f"gemm 9x40x70 epilogue=bias+tensor_scale+relu dtype={dtype}")
+    assert isinstance(w, Gemm)
+    space = Space(w, CUDA_TARGETS["h200"], [FAMILIES[family]])
+    assert _is_right(w, space.kernel(int(space.defaults()[0])), tmp_path)
+
+
 BUGS = {
     "a copy is not waited for": ("kt_copy_wait<STAGES - 2>();", "kt_copy_wait<STAGES - 1>();"),
     "a stage is refilled too early": ("__syncthreads();\n                }\n                at_a",

@@ -161,6 +161,18 @@ def test_kernels_share_a_workspace_without_meeting(tmp_path: Path) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "fp8_e5m2"])
+def test_any_extents_in_fp8_by_emulation(dtype: str, tmp_path: Path) -> None:
+    """Beside a kernel that is never launched: the emulator lacks what Hopper's kernels need."""
+    (w,) = gemms(["33x17x65"], f"layout=nt epilogue=tensor_scale dtype={dtype}")
+    kernels = many_shapes.sampled(gemms(["9x9x9"], "epilogue=bias dtype=bf16"), H200, 0, ("mma",))
+    library = many_shapes.emulated(many_shapes.source_of(kernels, H200, w), tmp_path)
+    rng = np.random.default_rng(0)
+    for other in others(w, rng, 3):
+        library.check(other, Guarded(np.zeros(1, np.uint8)), rng)
+
+
+@needs_emulator
 def test_the_guards_of_a_cuda_file(tmp_path: Path) -> None:
     tuned = gemms(["48x80x64"], "dtype=bf16")
     kernels = many_shapes.sampled(tuned, H200, 0, ("mma",))
@@ -172,7 +184,12 @@ def test_the_guards_of_a_cuda_file(tmp_path: Path) -> None:
 
 @needs_nvrtc
 @pytest.mark.parametrize(
-    ("name", "options"), [*(("h200", options) for options in CUDA_OPTIONS), ("a100", "dtype=bf16")]
+    ("name", "options"),
+    [
+        *(("h200", options) for options in CUDA_OPTIONS),
+        ("a100", "dtype=bf16"),
+        ("h200", "layout=nt epilogue=tensor_scale dtype=fp8_e4m3"),
+    ],
 )
 def test_nvrtc_compiles_all_families_in_one_file(name: str, options: str, tmp_path: Path) -> None:
     from kt.logs.record import BuildFacts

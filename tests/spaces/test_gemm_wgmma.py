@@ -28,6 +28,7 @@ from kt.spaces.kernel import Kernel, TensorMap, maps_define
 from kt.spaces.space import Space
 from kt.spaces.target import CUDA_TARGETS
 from kt.spaces.workload import Gemm, parse
+from kt.tuner.backend.tolerance import tolerances
 
 LARGE = (1, 48, 72, 100, 128, 256, 333, 500, 1000, 1023, 1024, 2048, 4095, 4096)
 WGMMA, SWAPPED = GemmWgmma(), GemmWgmmaSwapped()
@@ -122,7 +123,8 @@ def test_every_benchmark_shape_has_a_legal_default() -> None:
         "8191x8191x8191", "9477x1152x588", "64x48x80", "4095x1x4097", "3x100000x7", "5x7x131072",
         "2047x2049x2046", "300x5000x700", "512x512x512", "16384x16384x16384",
     ]  # fmt: skip
-    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt")):
+    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt"),
+                          ("fp8_e4m3", "nt"), ("fp8_e5m2", "tn")):  # fmt: skip
         for shape in shapes:
             w = parse(f"gemm {shape} batch=2 layout={layout} epilogue=bias+gelu dtype={dtype}")
             space = Space(w, H200, [WGMMA])
@@ -131,8 +133,9 @@ def test_every_benchmark_shape_has_a_legal_default() -> None:
 
 def test_every_product_with_few_rows_has_a_legal_default() -> None:
     family = SWAPPED
-    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt")):
-        for shape in ("8x16x8", "8x4096x4096", "16x7168x1024", "128x2048x1024", "64x30000x64"):
+    for dtype, layout in (("bf16", "tn"), ("fp16", "tt"), ("bf16", "nn"), ("tf32", "nt"),
+                          ("fp8_e4m3", "nt")):  # fmt: skip
+        for shape in ("8x16x16", "8x4096x4096", "16x7168x1024", "128x2048x1024", "64x30000x64"):
             w = parse(f"gemm {shape} layout={layout} epilogue=bias+gelu dtype={dtype}")
             space = Space(w, H200, [family])
             assert space.why_illegal(int(space.defaults()[0])) is None, f"{w}"
@@ -159,6 +162,7 @@ def test_the_family_says_what_it_cannot_serve() -> None:
     assert "not fp32" in str(family.refuses(parse("gemm 8x8x8 dtype=fp32"), H200))
     assert "layout nt" in str(family.refuses(parse("gemm 8x8x8 dtype=tf32"), H200))
     assert family.refuses(parse("gemm 8x8x8 layout=nt dtype=tf32"), H200) is None
+    assert family.refuses(parse("gemm 8x8x8 layout=tn dtype=fp8_e5m2"), H200) is None
     bf16 = parse("gemm 8x8x8 dtype=bf16")
     assert "sm_90a" in str(family.refuses(bf16, CUDA_TARGETS["a100"]))
 
@@ -172,6 +176,9 @@ def test_swapped_operands_serve_few_rows_that_begin_at_16_bytes() -> None:
     assert "more columns" in str(family.refuses(parse("gemm 64x64x72 dtype=bf16"), H200))
     assert "one product" in str(family.refuses(parse("gemm 8x64x72 batch=2 dtype=bf16"), H200))
     assert "layout nt" in str(family.refuses(parse("gemm 8x64x72 dtype=tf32"), H200))
+    assert "layout nt" in str(family.refuses(parse("gemm 8x64x80 dtype=fp8_e4m3"), H200))
+    assert "16 bytes" in str(family.refuses(parse("gemm 8x64x72 layout=nt dtype=fp8_e4m3"), H200))
+    assert family.refuses(parse("gemm 8x64x80 layout=nt dtype=fp8_e4m3"), H200) is None
 
 
 def test_a_convolution_with_few_pixels_has_the_swapped_family() -> None:
@@ -202,6 +209,25 @@ def test_the_default_of_a_large_product_is_the_tile_that_vendors_use() -> None:
     theta = space.theta(int(space.defaults()[0]))
     assert (theta.tile["bm"], theta.tile["bn"], theta.tile["bk"]) == (128, 256, 64)
     assert theta.map["consumers"] == 2 and theta.map["persistent"] and theta.mem["store"] == "tma"
+
+
+def test_promotion_is_a_knob_of_fp8_in_fp32_alone() -> None:
+    def choices(options: str) -> tuple[Any, ...] | None:
+        knobs = GemmWgmma().knobs(parse(f"gemm 512x512x512 layout=nt {options}"), H200)
+        return next((knob.choices for knob in knobs if knob.name == "promote"), None)
+
+    assert choices("dtype=fp8_e4m3") == (128, 256)
+    assert choices("dtype=fp8_e4m3 acc=fp22") is None and choices("dtype=bf16") is None
+    w = parse("gemm 4096x4096x4096 layout=nt dtype=fp8_e4m3")
+    space = Space(w, H200, [GemmWgmma()])
+    values = space.theta(int(space.defaults()[0])).flat()
+    wide = {**values, "tile.bn": 256, "mem.stages": 4}
+    for changed, why in (
+        (wide, "256 of them sums"),
+        ({**values, "tile.bk": 256, "mem.stages": 2}, "whole tiles"),
+        ({**values, "unroll.in_flight": 1}, "no product is in flight"),
+    ):
+        assert why in str(space.why_illegal(space.parts[0].point(changed)))
 
 
 # -- tensor maps ----------------------------------------------------------------------------
@@ -395,6 +421,18 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         "gemm 100x72x600 epilogue=bias dtype=bf16", lambda v: v["cluster_k"] == 4,
     ),
     "tf32": ("gemm 100x72x100 layout=nt dtype=tf32", lambda v: v["split_k"] > 1),
+    "fp8 promoted in turns": (
+        "gemm 300x200x800 layout=nt epilogue=tensor_scale+bias dtype=fp8_e4m3",
+        lambda v: v["pingpong"] and v["bk"] == 64,
+    ),
+    "fp8 promoted with products in flight": (
+        "gemm 130x136x600 layout=nt dtype=fp8_e5m2",
+        lambda v: v["in_flight"] and v["promote"] == 256 and v["cluster_m"] == 2,
+    ),
+    "fp8 transposed by the repack": (
+        "gemm 130x131x176 batch=2 layout=tn epilogue=tensor_scale dtype=fp8_e5m2 acc=fp22",
+        lambda v: v["cluster_n"] == 2,
+    ),
 }  # fmt: skip
 
 
@@ -462,6 +500,14 @@ SWAPPED_PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "tf32": (
         f"gemm 24x203x100 layout=nt {_EPILOGUE} dtype=tf32", lambda v: v["split_mode"] == "last",
     ),
+    "promoted sums": (
+        "gemm 24x328x592 layout=nt epilogue=tensor_scale+bias dtype=fp8_e4m3",
+        lambda v: v["store"] == "tma" and v["promote"] > v["bk"],
+    ),
+    "promoted sums, split": (
+        "gemm 9x203x1040 layout=nt epilogue=tensor_scale+residual dtype=fp8_e5m2",
+        lambda v: v["split_k"] > 1 and v["in_flight"] == 1,
+    ),
 }  # fmt: skip
 
 
@@ -470,6 +516,27 @@ SWAPPED_PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 def test_emulated_swapped_kernels_agree_with_the_reference(path: str, tmp_path: Path) -> None:
     kernel = _one(*SWAPPED_PATHS[path], SWAPPED)
     assert _is_right(kernel, tmp_path), f"{kernel.workload}: {kernel.theta}"
+
+
+def _strictness(acc: str, directory: Path) -> float:
+    """The largest error of a long product, in units of what acc=fp32 allows."""
+    kernel = _one(
+        f"gemm 64x16x4096 layout=nt dtype=fp8_e4m3 acc={acc}",
+        lambda v: v["split_k"] * v["cluster_k"] == 1 and v["bk"] == 128,
+    )
+    judged = parse("gemm 64x16x4096 layout=nt dtype=fp8_e4m3")
+    inputs = gemm_cases.inputs(judged, np.random.default_rng(1))
+    a, b = (gemm_cases.from_bits(x, "fp8_e4m3") for x in inputs)
+    out = hopper_emulator.run(kernel, inputs, gemm_cases.poison(judged), directory)[0]
+    (bound,) = tolerances(judged)
+    allowed = bound.absolute + bound.relative * np.abs(a @ b.T)
+    return float((np.abs(gemm_cases.from_bits(out, "bf16") - a @ b.T) / allowed).max())
+
+
+@needs_compiler
+def test_sums_of_fp8_that_stay_in_the_tensor_cores_are_told_apart(tmp_path: Path) -> None:
+    assert _strictness("fp32", tmp_path / "a") < 0.8
+    assert _strictness("fp22", tmp_path / "b") > 1
 
 
 BUGS = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kt.spaces.errors import WorkloadError
 from kt.spaces.workload import (
+    CHEAPER_ACC,
     DEFAULT_ACC,
     EPILOGUE_OPS,
     INPUT_DTYPES,
@@ -33,9 +34,9 @@ PAIRS = st.tuples(st.integers(1, 4), st.integers(1, 4))
 @st.composite
 def accumulators(draw: st.DrawFn) -> dict[str, str]:
     dtype = draw(DTYPES)
-    return {"dtype": dtype, "acc": draw(st.sampled_from(["", DEFAULT_ACC[dtype]]))} | (
-        {"acc": draw(st.sampled_from(["fp16", "fp32"]))} if dtype == "fp16" else {}
-    )
+    default = DEFAULT_ACC[dtype]
+    accs = ["", default, CHEAPER_ACC.get(dtype, default)]
+    return {"dtype": dtype, "acc": draw(st.sampled_from(accs))}
 
 
 @st.composite
@@ -209,6 +210,7 @@ CANONICAL = [
 ] + [
     "gemm 33x17x65 batch=512 layout=nt epilogue=bias+gelu dtype=fp16",
     "gemm 512x512x512 dtype=fp16 acc=fp16",
+    "gemm 512x512x512 layout=nt epilogue=tensor_scale+bias dtype=fp8_e5m2 acc=fp22",
     "conv2d 8x112x112x12,40x3x3 stride=2x1 pad=1x2 dilation=2 dtype=fp16",
     "attention 4x16x4096x128 kv-heads=4 causal=true dtype=bf16",
     "attention 1x8x1024x64 value-dim=128 scale=0.5 softcap=30.0 lse=true layout=bhsd dtype=fp32",
@@ -251,8 +253,10 @@ REFUSED = {
     "gemm 8x8x8 dtype=fp8": ("dtype=fp8", "fp8_e4m3"),
     "gemm 8x8x8 dtype=": ("dtype=", "fp64, fp32"),
     "gemm 8x8x8 dtype=bf16 acc=fp16": ("gemm acc", "bf16 accumulates in fp32"),
+    "gemm 8x8x8 dtype=fp16 acc=fp22": ("gemm acc", "fp16 accumulates in fp16 or fp32"),
+    "gemm 8x8x8 dtype=fp8_e4m3 acc=fp16": ("gemm acc", "fp8_e4m3 accumulates in fp22 or fp32"),
     "gemm 8x8x8 dtype=int8 acc=fp32": ("gemm acc", "int8 accumulates in int32"),
-    "gemm 8x8x8 acc=bf16": ("acc=bf16", "fp64, fp32, fp16, int32"),
+    "gemm 8x8x8 acc=bf16": ("acc=bf16", "fp64, fp32, fp22, fp16, int32"),
     "gemm 8x8x8 dtype=fp16 dtype=fp32": ("'dtype'", "twice"),
     "gemm 8x8x8 fast": ("option 'fast'", "layout="),
     "gemm 8x8x8 pad=1": ("option 'pad=1'", "batch="),
@@ -335,6 +339,10 @@ def test_gemm_operands_follow_layout_batch_and_epilogue() -> None:
     assert [o.dtype for o in wide.inputs()] == ["int8", "int8", "int32", "int32", "int32"]
     assert wide.output().dtype == "int32"
     assert wide.flops == 2 * 7 * 2 * 3 * 5
+    small = parse("gemm 2x3x5 layout=nt epilogue=tensor_scale+bias dtype=fp8_e4m3")
+    assert [(o.name, o.shape, o.dtype) for o in small.operands()[2:]] == [
+        ("bias", (3,), "bf16"), ("tensor_scale", (1,), "fp32"), ("C", (2, 3), "bf16"),
+    ]  # fmt: skip
 
 
 def test_convolution_operands_follow_stride_pad_dilation_and_groups() -> None:

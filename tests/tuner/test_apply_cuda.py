@@ -26,7 +26,7 @@ from kt.spaces.errors import SettingsError, TargetError
 from kt.spaces.families import space_of
 from kt.spaces.target import CUDA_TARGETS
 from kt.spaces.workload import parse
-from kt.tuner import apply, cli, devices, program
+from kt.tuner import apply, cli, cupy_tensors, devices, program
 from kt.tuner.emit import is_ours
 
 TEXT = "gemm 8x64x256 epilogue=bias+relu dtype=bf16"
@@ -332,6 +332,27 @@ def test_tensors_through_dlpack(module: Any, gpu: fake_cupy.Gpu) -> None:
     module.launch(*inputs)
     assert gpu.launches[0].arguments[:3] == [x.array.ctypes.data for x in inputs]
     assert inputs[0].streams == [1]  # the legacy stream, as DLPack numbers it
+
+
+def test_small_elements_of_torch_go_as_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its protocols carry no fp8 in every version; another type is refused by its name."""
+    array = fake_cupy.tensor((4, 16), "|u1")
+
+    class Tensor:
+        shape, dtype = (4, 16), "torch.float8_e4m3fn"
+
+        def view(self, dtype: object) -> fake_cupy.Tensor:
+            assert dtype == "bytes"
+            return array
+
+    Tensor.__module__ = "torch"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(uint8="bytes"))
+    wanted = cupy_tensors.Operand("A", (4, 16), "fp8_e4m3")
+    found = cupy_tensors.read_tensor(Tensor(), wanted, 0, [])
+    assert (found.address, found.shape) == (array.address, (4, 16))
+    assert cupy_tensors.read_tensor(array, wanted, 0, []).address == array.address
+    with pytest.raises(TypeError, match=r"A is not fp8_e5m2: torch\.float8_e4m3fn"):
+        cupy_tensors.read_tensor(Tensor(), wanted._replace(dtype="fp8_e5m2"), 0, [])
 
 
 def test_launch_attributes(gpu: fake_cupy.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def test_every_operator_has_its_opponents() -> None:
         parse(f"{text} dtype=bf16")
         for text in ("gemm 8x8x8", "conv2d 1x8x8x8,8x3x3", "attention 1x2x8x8")
     )
-    assert opponents_of(gemm) == ("torch", "cublaslt-tuned", "inductor-triton")
+    assert opponents_of(gemm) == ("torch", "torch-scaled-mm", "cublaslt-tuned", "inductor-triton")
     assert opponents_of(conv) == ("cudnn", "inductor")
     assert opponents_of(attention) == ("cudnn", "fa3", "fa2", "flex")
     assert set(OPPONENTS) >= COMPILED
@@ -211,7 +211,7 @@ def fused(workload: Workload, x: Array, arrays: Mapping[str, Array]) -> Array:
         match op:
             case "bias" | "residual" | "shift":
                 x = x + arrays[op]
-            case "scale":
+            case "scale" | "tensor_scale":
                 x = x * arrays[op]
             case "relu":
                 x = np.maximum(x, 0)
@@ -222,7 +222,14 @@ def fused(workload: Workload, x: Array, arrays: Mapping[str, Array]) -> Array:
     return x
 
 
-EPILOGUES = ("", "bias+relu", "scale+shift", "bias+silu+residual", "gelu+bias+scale")
+EPILOGUES = (
+    "",
+    "bias+relu",
+    "tensor_scale+bias",
+    "scale+shift",
+    "bias+silu+residual",
+    "gelu+bias+scale",
+)
 
 
 @needs_torch

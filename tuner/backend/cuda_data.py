@@ -21,7 +21,7 @@ ELEMENT = {"fp64": 0, "fp32": 1, "tf32": 1, "fp16": 2, "bf16": 3, "int8": 4, "in
            "fp8_e4m3": 6, "fp8_e5m2": 7}  # fmt: skip
 """Element types as oracle.cu numbers them."""
 EPILOGUE = {"bias": 0, "relu": 1, "gelu": 2, "silu": 3, "residual": 4, "scale": 5,
-            "shift": 6}  # fmt: skip
+            "shift": 6, "tensor_scale": 7}  # fmt: skip
 GUARD = 4096
 CANARY, POISON = 0xA5, 0xFF
 _BLOCK = 256
@@ -215,25 +215,30 @@ class Dataset:
             assert isinstance(workload, Gemm)
             self.oracle.reference_gemm(workload, self._pristine, value)
         gain = [1.0] * columns
+        types = {operand.name: ELEMENT[operand.dtype] for operand in workload.inputs()}
         for op in workload.epilogue:
             operand = self._pristine.get(op)
             self.oracle.start(
                 "kt_reference_epilogue", count, value.address, count, columns, EPILOGUE[op],
-                operand.address if operand else 0, ELEMENT[workload.out_dtype],
+                operand.address if operand else 0, types.get(op, 0),
             )  # fmt: skip
             if op == "scale":
-                gain = [g * abs(s) for g, s in zip(gain, self._floats(op, columns), strict=True)]
+                scales = self._floats(op, columns, types[op])
+                gain = [g * abs(s) for g, s in zip(gain, scales, strict=True)]
+            elif op == "tensor_scale":
+                (scale,) = self._floats(op, 1, types[op])
+                gain = [g * abs(scale) for g in gain]
             elif op in ("gelu", "silu"):
                 gain = [1.13 * g for g in gain]
         return value, _upload(struct.pack(f"{columns}d", *gain)), columns
 
-    def _floats(self, name: str, count: int) -> list[float]:
+    def _floats(self, name: str, count: int, element: int) -> list[float]:
         """A vector operand's values, through the comparison-free route of a float64 copy."""
         copy = Memory(8 * count)
         copy.fill(0)
         self.oracle.start(
             "kt_reference_epilogue", count, copy.address, count, count, EPILOGUE["bias"],
-            self._pristine[name].address, ELEMENT[self.workload.out_dtype],
+            self._pristine[name].address, element,
         )  # fmt: skip
         return list(struct.unpack(f"{count}d", copy.read(8 * count)))
 

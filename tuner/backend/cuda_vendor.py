@@ -13,6 +13,8 @@ from .driver import Replayable
 from .vendor_conv import cudnn_conv2d, inductor_conv2d
 from .vendor_sdpa import best_sdpa, cudnn_attention, fa2, fa3, flex
 from .vendor_torch import (
+    TORCH_FP8,
+    Form,
     TorchOpponent,
     Unavailable,
     compiled,
@@ -47,7 +49,8 @@ def vendor_library(workload: Workload, sets: Sets) -> Opponent | None:
     try:
         match workload:
             case Gemm():
-                return torch_matmul(workload, sets, None)
+                product = torch_scaled_mm if workload.dtype in TORCH_FP8 else torch_matmul
+                return product(workload, sets, None)
             case Conv2d():
                 return cudnn_conv2d(workload, sets, None)
             case Attention():
@@ -67,6 +70,35 @@ def torch_matmul(workload: Gemm, sets: Sets, stream: Any) -> TorchOpponent:
         return epilogue_in_place(torch, workload.epilogue, c, named)
 
     return TorchOpponent(torch, workload, sets, "torch.matmul(out=)", {"eager": eager})
+
+
+def torch_scaled_mm(workload: Gemm, sets: Sets, stream: Any) -> TorchOpponent:
+    """`torch._scaled_mm(out=)` with one scale a tensor, sums as exact as fp32 or not.
+
+    It applies a `tensor_scale` that comes first, and a bias after it; torch does the rest.
+    """
+    torch = import_torch(workload, TORCH_FP8)
+    if not hasattr(torch, "_scaled_mm"):
+        raise Unavailable("this torch has no _scaled_mm")
+    one = torch.ones(1, device="cuda")
+    scaled = workload.epilogue[:1] == ("tensor_scale",)
+    rest = workload.epilogue[scaled:]
+    biased = rest[:1] == ("bias",)
+
+    def form(fast: bool) -> Form:
+        def product(named: Any) -> Any:
+            a, b = _operands(workload, named)
+            c = torch._scaled_mm(
+                a, b, scale_a=named["tensor_scale"] if scaled else one, scale_b=one,
+                bias=named["bias"] if biased else None, out_dtype=torch.bfloat16,
+                use_fast_accum=fast, out=named["C"],
+            )  # fmt: skip
+            return epilogue_in_place(torch, rest[biased:], c, named)
+
+        return product
+
+    forms = {f"use_fast_accum={fast}": form(fast) for fast in (True, False)}
+    return TorchOpponent(torch, workload, sets, "torch._scaled_mm(out=)", forms)
 
 
 def inductor_triton(workload: Gemm, sets: Sets, stream: Any) -> TorchOpponent:
@@ -91,6 +123,7 @@ def _operands(workload: Gemm, named: Any) -> tuple[Any, Any]:
 
 _MAKERS: Mapping[str, Mapping[type[Workload], Make]] = {
     "torch": {Gemm: torch_matmul},
+    "torch-scaled-mm": {Gemm: torch_scaled_mm},
     "cublaslt-tuned": {Gemm: cublaslt_tuned},
     "inductor-triton": {Gemm: inductor_triton},
     "cudnn": {Conv2d: cudnn_conv2d, Attention: cudnn_attention},

@@ -253,7 +253,7 @@ kt_reference_attention(double *o, double *gain, double *lse, const void *q, cons
 }
 
 /* Epilogue operations, as numbered by cuda_data.py; applied in place, in float64. */
-enum { BIAS, RELU, GELU, SILU, RESIDUAL, SCALE, SHIFT };
+enum { BIAS, RELU, GELU, SILU, RESIDUAL, SCALE, SHIFT, TENSOR_SCALE };
 
 extern "C" __global__ void kt_reference_epilogue(double *x, long count, long columns, int op, const void *operand, int type) {
     for (long i = (long)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (long)gridDim.x * blockDim.x) {
@@ -265,6 +265,7 @@ extern "C" __global__ void kt_reference_epilogue(double *x, long count, long col
         case GELU: x[i] = v * normcdf(v); break;
         case SILU: x[i] = v / (1 + exp(-v)); break;
         case RESIDUAL: x[i] = v + load_element(operand, i, type); break;
+        case TENSOR_SCALE: x[i] = v * load_element(operand, 0, type); break;
         default: x[i] = v * load_element(operand, i % columns, type); break;
         }
     }

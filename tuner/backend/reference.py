@@ -258,7 +258,7 @@ def _apply(op: str, x: Float64, inputs: Mapping[str, NDArray[Any]]) -> Float64:
     match op:
         case "bias" | "residual" | "shift":
             x = x + inputs[op]
-        case "scale":
+        case "scale" | "tensor_scale":
             x = x * inputs[op]
         case "relu":
             x = np.where(x < 0, 0.0, x)  # a NaN stays
@@ -279,7 +279,7 @@ def _gain(workload: Workload, inputs: Mapping[str, NDArray[Any]]) -> Float64:
     """By column, how much the epilogue can enlarge an error of the product."""
     gain = np.ones(workload.output().shape[-1])
     for op in workload.epilogue:
-        if op == "scale":
+        if op in ("scale", "tensor_scale"):
             gain = gain * np.abs(inputs[op].astype(np.float64))
         elif op in ("gelu", "silu"):
             gain = gain * 1.13  # the largest slope of either

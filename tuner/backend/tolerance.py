@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from kt.spaces.workload import Attention, Conv2d, Gemm, Workload
+from kt.spaces.workload import MOST_UNPROMOTED, Attention, Conv2d, Gemm, Workload
 
 ROUNDOFF: Mapping[str, float] = {
     "fp64": 2.0**-53, "fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-8,
-    "int32": 0.0,
+    "int32": 0.0, "fp22": 2.0**-14,
 }  # fmt: skip
 """Half a unit in the last place, relative."""
 TINY_WEIGHT = 2.0**-14
@@ -57,6 +57,10 @@ def _product(workload: Workload, k: int) -> Tolerance:
     a relative error near 0.3 u sqrt(k). The bounds are 27 and 7 times that, plus a few roundings
     for short sums and the epilogue. One dropped product is off by 1/sqrt(k), an operand rounded to
     tf32 by 2e-4.
+
+    With acc=fp32, products of fp8 may first meet in fp22, `MOST_UNPROMOTED` at a time: by the same
+    walk, an element is off by 0.2 u sqrt(k MOST_UNPROMOTED), of which the bound is 20 times. A
+    kernel that stays in fp22 exceeds it from k = 4096 on.
     """
     out, acc = ROUNDOFF[workload.out_dtype], ROUNDOFF[workload.acc]
     typical = math.sqrt(k)
@@ -67,6 +71,9 @@ def _product(workload: Workload, k: int) -> Tolerance:
         # Both operands are rounded: each product is off by about 2^-11 of itself.
         absolute += ROUNDOFF["tf32"] * 8 * k**0.5
         norm += 2 * ROUNDOFF["tf32"]
+    if workload.dtype in ("fp8_e4m3", "fp8_e5m2") and workload.acc == "fp32":
+        absolute += ROUNDOFF["fp22"] * 4 * (k * min(k, MOST_UNPROMOTED)) ** 0.5
+        norm += ROUNDOFF["fp22"] * 2 * MOST_UNPROMOTED**0.5
     return Tolerance(absolute, 1.02 * out + 16 * acc, norm, typical)
 
 

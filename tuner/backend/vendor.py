@@ -142,7 +142,7 @@ def _in_place(op: str, c: Array, named: dict[str, Array]) -> None:
     match op:
         case "bias" | "residual" | "shift":
             np.add(c, named[op], out=c)
-        case "scale":
+        case "scale" | "tensor_scale":
             np.multiply(c, named[op], out=c)
         case "relu":
             np.maximum(c, 0, out=c)

@@ -14,7 +14,9 @@ TORCH_TYPE: Mapping[str, str] = {
     "fp64": "float64", "fp32": "float32", "tf32": "float32", "fp16": "float16", "bf16": "bfloat16",
 }  # fmt: skip
 """torch's name of an element type."""
-_RAW = {8: "<i8", 4: "<i4", 2: "<i2"}
+TORCH_FP8: Mapping[str, str] = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""Of those that few of its operators take."""
+_RAW = {8: "<i8", 4: "<i4", 2: "<i2", 1: "|u1"}
 _WARM, _ROTATION, _REPLAYS = 3, 64, 5
 _LONGEST = 300
 
@@ -37,11 +39,11 @@ class _DeviceArray:
         }  # fmt: skip
 
 
-def import_torch(workload: Workload) -> Any:
+def import_torch(workload: Workload, types: Mapping[str, str] = TORCH_TYPE) -> Any:
     """torch, set up for the workload's element type; raises Unavailable without either."""
     if importlib.util.find_spec("torch") is None:
         raise Unavailable("torch is not installed")
-    if workload.dtype not in TORCH_TYPE:
+    if workload.dtype not in types:
         raise Unavailable(f"torch has no {workload.dtype} form of this operator")
     import torch
 
@@ -150,7 +152,7 @@ class TorchGraph:
 def _tensor(torch: Any, address: int, operand: Operand) -> Any:
     width = operand.bytes // operand.elements
     raw = torch.as_tensor(_DeviceArray(address, operand.shape, width), device="cuda")
-    return raw.view(getattr(torch, TORCH_TYPE[operand.dtype]))
+    return raw.view(getattr(torch, {**TORCH_TYPE, **TORCH_FP8}[operand.dtype]))
 
 
 def compiled(torch: Any, function: Callable[..., Any], backends: str = "") -> Callable[..., Any]:
@@ -174,8 +176,8 @@ def epilogue(torch: Any, ops: Sequence[str], x: Any, named: Tensors, channels: i
         match op:
             case "bias" | "residual" | "shift":
                 x = x + _along(named[op], x, channels)
-            case "scale":
-                x = x * _along(named[op], x, channels)
+            case "scale" | "tensor_scale":
+                x = (x * _along(named[op], x, channels)).to(x.dtype)
             case _:
                 x = getattr(functional, op)(x)
     return x
@@ -190,7 +192,7 @@ def epilogue_in_place(
         match op:
             case "bias" | "residual" | "shift":
                 x.add_(_along(named[op], x, channels))
-            case "scale":
+            case "scale" | "tensor_scale":
                 x.mul_(_along(named[op], x, channels))
             case "relu":
                 torch.relu_(x)
