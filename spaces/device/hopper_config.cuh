@@ -27,7 +27,7 @@
 #define KT_STAGES 4
 #endif
 #ifndef KT_CLASSES_A
-#define KT_CLASSES_A 1 /* residue classes of A's rows, each with a map and tiles of its own: where rows do not start at multiples of 16 bytes */
+#define KT_CLASSES_A 1 /* residue classes of A's rows, each with a map and tiles of its own: where rows start anywhere */
 #endif
 #ifndef KT_SWIZZLE_B
 #define KT_SWIZZLE_B 128 /* bytes of a row of B's slabs where B is not K-major */
@@ -111,16 +111,13 @@ static_assert(CLUSTER_SIZE <= 8, "clusters that every device of the architecture
 static_assert(!EXCHANGE_REGISTERS || KT_PRODUCER_REGISTERS + CONSUMERS * KT_CONSUMER_REGISTERS <=
                                          (CONSUMERS + 1) * (65536 / (KT_BLOCKS * THREADS) / 8 * 8), "registers");
 
-// Elements from where the map of class `c` of A's rows begins, a multiple of 16 bytes, to the class's first row: k of the
-// class's tiles is shifted by so many.
-KT_PURE u32 kt_class_shift(u32 c) { return c * (u32)(A_LD * ELEMENT_BYTES % 16) % 16 / ELEMENT_BYTES; }
-constexpr u32 MOST_SHIFT = (16 - 16 / KT_CLASSES_A) / ELEMENT_BYTES; // of all classes
-
 constexpr u32 CLASS_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_M, KT_CLASSES_A), BM * KT_CLUSTER_M); // along m
 constexpr u32 M_CLUSTERS = CLASS_CLUSTERS * KT_CLASSES_A;
 constexpr u32 N_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_N, BN), KT_CLUSTER_N);
-constexpr bool CHECK_M = KT_M % (KT_CLASSES_A * BM * KT_CLUSTER_M) != 0, CHECK_N = KT_N % (BN * KT_CLUSTER_N) != 0; // tiles end beyond C
+constexpr bool CHECK_M = KT_M % (KT_CLASSES_A * BM * KT_CLUSTER_M) != 0; // tiles end beyond C
+constexpr bool CHECK_N = KT_N % (BN * KT_CLUSTER_N) != 0;
 constexpr bool CHECK_ROWS = KT_SWAPPED ? CHECK_N : CHECK_M, CHECK_COLUMNS = KT_SWAPPED ? CHECK_M : CHECK_N; // of C
+constexpr u32 MOST_SHIFT = (16 - 16 / KT_CLASSES_A) / ELEMENT_BYTES; // of k, in the tiles of a class
 constexpr u32 K_TILES = kt_ceil_div<u32>(KT_K + MOST_SHIFT, BK);
 constexpr u32 CLUSTERS = M_CLUSTERS * N_CLUSTERS, UNITS = CLUSTERS * KT_BATCH * KT_SPLIT_K; // a cluster works on one unit
 static_assert((u64)M_CLUSTERS * N_CLUSTERS * KT_BATCH * KT_SPLIT_K * CLUSTER_SIZE < 1ull << 31, "grid");
@@ -158,13 +155,13 @@ KT_DEVICE u32 kt_partner(const kt_member &me, u32 i) { // i < PARTNERS
 
 // One tile of C and a range of its k.
 struct kt_unit {
-    u32 batch, split, tile;  // tile: among those of a batch
-    u32 row_class, m, n;     // whose every KT_CLASSES_A-th row of C the tile has; first row, counted in the class, and column
-    u32 first, tiles;        // along k
+    u32 batch, split, tile; // tile: among those of a batch
+    u32 row_class, m, n;    // m, n: first row, of those of the class, and column
+    u32 first, tiles;       // along k
 
-    // The first row of C.
-    KT_DEVICE u32 row() const { return m * KT_CLASSES_A + row_class; }
-    KT_DEVICE u32 shift() const { return KT_CLASSES_A == 1 ? 0 : kt_class_shift(row_class); }
+    KT_DEVICE u32 row() const { return m * KT_CLASSES_A + row_class; } // the first, of C
+    // Elements from where the map of the class begins, a multiple of 16 bytes, to its first row: k of A's tiles is behind.
+    KT_DEVICE u32 shift() const { return row_class * (u32)(A_LD * ELEMENT_BYTES % 16) % 16 / ELEMENT_BYTES; }
 };
 KT_DEVICE kt_unit kt_unit_of(u32 unit, const kt_member &me) {
     const u32 part = unit / CLUSTERS, cluster = unit % CLUSTERS, split = part % KT_SPLIT_K;

@@ -100,14 +100,13 @@ KT_DEVICE void kt_produce(const kt_tensor_maps<KT_CLASSES_A> &maps_a, const kt_t
     kt_ring<STAGES> ring;
     kt_for_units(me, [&](const kt_unit &unit) {
         const kt_tensor_map &map_a = maps_a.at(unit.row_class);
-        const u32 shift = kt_class_shift(unit.row_class);
 #pragma unroll 1
         for (u32 tile = 0; tile < unit.tiles; tile++) {
             const u32 full = barriers.full + 8 * ring.stage, to = memory + ring.stage * STAGE_BYTES, k = (unit.first + tile) * BK;
             kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);
             kt_barrier_expect(full, LOADED_BYTES); // the shares of all CTAs
             kt_load_tile<TileA, KT_CLUSTER_N>(to, map_a, full, unit.m, k, unit.batch, me.n, me.sharing_a());
-            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, map_b, full, unit.n, k - shift, unit.batch, me.m, me.sharing_b());
+            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, map_b, full, unit.n, k - unit.shift(), unit.batch, me.m, me.sharing_b());
             ring.next();
         }
     });
@@ -250,8 +249,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             if (KT_PINGPONG) kt_barrier_wait(barriers.turn + 8 * group, (turn - 1) / 2 % 2 ^ (group == 0));
             if (KT_CLASSES_A > 1 && unit.row_class && unit.first == 0) {
                 kt_barrier_wait(barriers.full + 8 * ring.stage, ring.parity);
-                kt_clear_head(memory + ring.stage * STAGE_BYTES + reader * (GROUP_M * K_ROW), kt_class_shift(unit.row_class), thread,
-                              1 + group);
+                kt_clear_head(memory + ring.stage * STAGE_BYTES + reader * (GROUP_M * K_ROW), unit.shift(), thread, 1 + group);
             }
             const u32 next_turn = barriers.turn + 8 * (group ^ 1);
             if (KT_PROMOTE) kt_multiply_promoted(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);

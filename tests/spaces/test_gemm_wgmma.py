@@ -600,7 +600,7 @@ BUGS = {
     ),
     "the second row of a thread is the first": ("+ 8 * h + lane() / 4", "+ lane() / 4"),
     "rows of classes are neighbours": ("row + i * KT_CLASSES_A", "row + i"),
-    "classes start alike": ("k - shift", "k"),
+    "classes start alike": ("k - unit.shift()", "k"),
     "classes end with k": ("KT_K + MOST_SHIFT", "KT_K"),
     "slabs are taken for rows": ("(u64)(8 * SWIZZLE >> 4) << 32", "(u64)(SWIZZLE >> 4) << 32"),
 }  # fmt: skip
