@@ -280,6 +280,7 @@ def _choices(text: str) -> dict[str, tuple[Any, ...]]:
         ("512x512x508 batch=2 dtype=bf16", 2),
         ("512x512x510 layout=nt dtype=fp16", 0),  # B would be read at k where rows do not begin
         ("512x512x511 layout=nt dtype=tf32", 0),
+        ("512x512x511 dtype=fp8_e4m3", 0),  # B is turned along k
         ("512x512x512 dtype=bf16", 1),  # rows start where they should
         ("511x512x512 layout=tn dtype=bf16", 0),  # rows along m: repacked
         ("511x512x511 batch=2 dtype=bf16", 0),  # batches start differently
