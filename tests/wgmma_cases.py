@@ -90,13 +90,25 @@ _PLAIN: Mapping[str, tuple[str, _Wanted]] = {
         "gemm 1033x1255x262 epilogue=bias+residual dtype=fp16", lambda v: _strided(v, "rows"),
     ),
     "2 classes of rows": (
-        "gemm 700x712x516 batch=3 layout=nt epilogue=scale dtype=bf16", _strided,
+        "gemm 700x712x516 batch=3 epilogue=scale dtype=bf16", _strided,
     ),
+    "boxes of classes": (
+        "gemm 1033x1256x263 epilogue=bias+relu dtype=bf16", lambda v: _strided(v, "tma"),
+    ),
+    "boxes of classes in batches": (
+        "gemm 1032x1256x263 batch=2 epilogue=bias dtype=bf16",
+        lambda v: _strided(v, "tma") and v["persistent"],
+    ),
+    "classes, k shorter than a tile": ("gemm 333x1256x23 dtype=fp16", _strided),
     "classes in clusters": (
         "gemm 1033x1256x263 dtype=bf16", lambda v: _strided(v) and v["cluster_n"] > 1,
     ),
-    "classes in parts": (
+    "classes in clusters of 4 along n": (
         "gemm 1033x1256x260 dtype=bf16", lambda v: _strided(v) and v["cluster_n"] == 4,
+    ),
+    "classes in clusters of 2 x 2": (
+        "gemm 2500x1336x263 dtype=bf16",
+        lambda v: _strided(v) and v["cluster_n"] == v["cluster_m"] == 2,
     ),
     "classes in ping-pong": (
         "gemm 2500x1336x262 batch=2 dtype=bf16", lambda v: _strided(v) and v["pingpong"],
@@ -111,7 +123,6 @@ _PLAIN: Mapping[str, tuple[str, _Wanted]] = {
     "classes, three consumers": (
         "gemm 2500x1336x263 dtype=bf16", lambda v: _strided(v, "rows") and v["consumers"] == 3,
     ),
-    "classes of tf32": ("gemm 1023x1024x1001 layout=nt dtype=tf32", _strided),
     "both repacked, many vectors": (
         "gemm 2047x1027x1023 layout=tn dtype=bf16", lambda v: v["store"] == "rows",
     ),

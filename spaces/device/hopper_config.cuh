@@ -27,7 +27,7 @@
 #define KT_STAGES 4
 #endif
 #ifndef KT_CLASSES_A
-#define KT_CLASSES_A 1 /* residue classes of A's rows, each with a map of its own: where rows do not start at multiples of 16 bytes */
+#define KT_CLASSES_A 1 /* residue classes of A's rows, each with a map and tiles of its own: where rows start anywhere */
 #endif
 #ifndef KT_SWIZZLE_B
 #define KT_SWIZZLE_B 128 /* bytes of a row of B's slabs where B is not K-major */
@@ -100,7 +100,7 @@ static_assert(KT_DTYPE == KT_FP16 || KT_DTYPE == KT_BF16 || KT_DTYPE == KT_TF32 
 static_assert(GROUP_M % 64 == 0 && GROUP_M * READERS == BM, "rows of a warpgroup");
 static_assert(PART_N % 8 == 0 && PART_N * KT_PARTS_N == BN && PART_N <= 256, "columns of an instruction");
 static_assert(!KT_PINGPONG || (CONSUMERS == 2 && KT_PERSISTENT), "two warpgroups take turns");
-static_assert(KT_CLASSES_A == 1 || (A_K_MAJOR && KT_CLASSES_A <= KT_M && BM / kt_max(KT_CLASSES_A, KT_CLUSTER_N) % 8 == 0), "classes");
+static_assert(KT_CLASSES_A == 1 || (A_K_MAJOR && !B_K_MAJOR && ELEMENT_BYTES == 2 && KT_CLASSES_A <= KT_M), "classes");
 static_assert(KT_CLASSES_A * A_LD * ELEMENT_BYTES % 16 == 0 || KT_CLASSES_A == 1, "rows of a class start alike");
 static_assert(KT_PROMOTE % BK == 0, "whole tiles of k");
 static_assert(KT_PRODUCER_WARPS == 1 || KT_PRODUCER_WARPS == 4, "registers move between whole warpgroups");
@@ -111,21 +111,18 @@ static_assert(CLUSTER_SIZE <= 8, "clusters that every device of the architecture
 static_assert(!EXCHANGE_REGISTERS || KT_PRODUCER_REGISTERS + CONSUMERS * KT_CONSUMER_REGISTERS <=
                                          (CONSUMERS + 1) * (65536 / (KT_BLOCKS * THREADS) / 8 * 8), "registers");
 
-constexpr u32 M_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_M, BM), KT_CLUSTER_M);
+constexpr u32 CLASS_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_M, KT_CLASSES_A), BM * KT_CLUSTER_M); // along m
+constexpr u32 M_CLUSTERS = CLASS_CLUSTERS * KT_CLASSES_A;
 constexpr u32 N_CLUSTERS = kt_ceil_div<u32>(kt_ceil_div<u32>(KT_N, BN), KT_CLUSTER_N);
-constexpr bool CHECK_M = KT_M % (BM * KT_CLUSTER_M) != 0, CHECK_N = KT_N % (BN * KT_CLUSTER_N) != 0; // tiles end beyond C
+constexpr bool CHECK_M = KT_M % (KT_CLASSES_A * BM * KT_CLUSTER_M) != 0; // tiles end beyond C
+constexpr bool CHECK_N = KT_N % (BN * KT_CLUSTER_N) != 0;
 constexpr bool CHECK_ROWS = KT_SWAPPED ? CHECK_N : CHECK_M, CHECK_COLUMNS = KT_SWAPPED ? CHECK_M : CHECK_N; // of C
-constexpr u32 K_TILES = kt_ceil_div<u32>(KT_K, BK);
+constexpr u32 MOST_SHIFT = (16 - 16 / KT_CLASSES_A) / ELEMENT_BYTES; // of k, in the tiles of a class
+constexpr u32 K_TILES = kt_ceil_div<u32>(KT_K + MOST_SHIFT, BK);
 constexpr u32 CLUSTERS = M_CLUSTERS * N_CLUSTERS, UNITS = CLUSTERS * KT_BATCH * KT_SPLIT_K; // a cluster works on one unit
 static_assert((u64)M_CLUSTERS * N_CLUSTERS * KT_BATCH * KT_SPLIT_K * CLUSTER_SIZE < 1ull << 31, "grid");
 constexpr u32 K_PARTS = KT_SPLIT_K * KT_CLUSTER_K;
 static_assert(K_PARTS <= K_TILES, "every part has a tile of k");
-
-// The row of a tile of C that row `row` of the tile in shared memory belongs to: classes lie one under the other.
-KT_PURE u32 kt_tile_row(u32 row) {
-    constexpr u32 EACH = BM / KT_CLASSES_A;
-    return KT_CLASSES_A == 1 ? row : row % EACH * KT_CLASSES_A + row / EACH;
-}
 
 // ---- who does what
 
@@ -158,17 +155,23 @@ KT_DEVICE u32 kt_partner(const kt_member &me, u32 i) { // i < PARTNERS
 
 // One tile of C and a range of its k.
 struct kt_unit {
-    u32 batch, split, tile, m, n; // tile: among those of a batch; m, n: first row and column
-    u32 first, tiles;             // along k
+    u32 batch, split, tile; // tile: among those of a batch
+    u32 row_class, m, n;    // m, n: first row, of those of the class, and column
+    u32 first, tiles;       // along k
+
+    KT_DEVICE u32 row() const { return m * KT_CLASSES_A + row_class; } // the first, of C
+    // Elements from where the map of the class begins, a multiple of 16 bytes, to its first row: k of A's tiles is behind.
+    KT_DEVICE u32 shift() const { return row_class * (u32)(A_LD * ELEMENT_BYTES % 16) % 16 / ELEMENT_BYTES; }
 };
 KT_DEVICE kt_unit kt_unit_of(u32 unit, const kt_member &me) {
     const u32 part = unit / CLUSTERS, cluster = unit % CLUSTERS, split = part % KT_SPLIT_K;
     const kt_place place = kt_place_of(cluster, M_CLUSTERS, N_CLUSTERS);
-    const u32 k_part = split * KT_CLUSTER_K + me.k;
+    const u32 row_class = KT_CLASSES_A == 1 ? 0 : place.m / CLASS_CLUSTERS, k_part = split * KT_CLUSTER_K + me.k;
     const u32 first = K_PARTS == 1 ? 0 : kt_split(K_TILES, K_PARTS, k_part);
     const u32 end = K_PARTS == 1 ? K_TILES : kt_split(K_TILES, K_PARTS, k_part + 1);
     return {part / KT_SPLIT_K, split, cluster * CLUSTER_SIZE + me.rank(),
-            (place.m * KT_CLUSTER_M + me.m) * BM, (place.n * KT_CLUSTER_N + me.n) * BN, first, end - first};
+            row_class, ((place.m - row_class * CLASS_CLUSTERS) * KT_CLUSTER_M + me.m) * BM,
+            (place.n * KT_CLUSTER_N + me.n) * BN, first, end - first};
 }
 
 // Calls `work(unit)` for every unit of this CTA.

@@ -27,15 +27,17 @@ struct kt_group_tile {
     kt_output *c;
     kt_epilogue epilogue;
     u64 index;       // of the batch's C
-    u32 row, column; // of the CTA's tile in C
+    u32 row, column; // of the CTA's tile in C; the next row is KT_CLASSES_A further
     u32 first;       // where the warpgroup's begins in the tile, along m of the product
     u32 thread, barrier;
 
     KT_DEVICE u32 lane() const { return thread % 32; }
+    // Of row `i` of the CTA's tile.
+    KT_DEVICE u32 row_of(u32 i) const { return row + i * KT_CLASSES_A; }
     // Of pair (i, j, h) of the sums, turned where the product is swapped.
     KT_DEVICE u32 row_of(int i, int j, int h) const {
         if (KT_SWAPPED) return row + 8 * j + lane() % 4 * 2 + lane() / 4 % 2;
-        return row + kt_tile_row(first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4);
+        return row_of(first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 4);
     }
     KT_DEVICE u32 column_of(int i, int j, int h) const {
         if (KT_SWAPPED) return column + first + 64 * i + thread / 32 * 16 + 8 * h + lane() / 8 * 2;
@@ -136,7 +138,8 @@ struct kt_box_store {
                 kt_fence_async_proxy();
                 kt_warpgroup_sync(to.barrier);
                 const u32 m = to.first + 64 * i, n = box * BOX_N; // in the CTA's tile of the product
-                if (to.thread == 0) kt_store_box(map, at, to.column + (KT_SWAPPED ? m : n), to.row + (KT_SWAPPED ? n : m), batch);
+                const u32 row = to.row / KT_CLASSES_A; // in the map of its class
+                if (to.thread == 0) kt_store_box(map, at, to.column + (KT_SWAPPED ? m : n), row + (KT_SWAPPED ? n : m), batch);
                 if (++next == KT_STORE_BUFFERS) next = 0;
             }
     }
@@ -151,7 +154,7 @@ KT_DEVICE void kt_store_strip_vectors(const kt_group_tile &to, u32 strip, u32 fi
     if (CHECK_N && column + x >= KT_N) return;
 #pragma unroll
     for (int r = 0; r < 16; r += 32 / LANES) {
-        const u32 mine = r + to.lane() / LANES, row = to.row + kt_tile_row(first + mine);
+        const u32 mine = r + to.lane() / LANES, row = to.row_of(first + mine);
         if (CHECK_M && row >= KT_M) continue;
         kt_words<4> piece;
         kt_shared_load(piece, strip + mine * STRIP_ROW + x * OUTPUT_BYTES);
@@ -165,7 +168,7 @@ KT_DEVICE void kt_store_strip_words(const kt_group_tile &to, u32 strip, u32 firs
     const int count = (int)KT_N - (int)column; // outputs of a row from here on
 #pragma unroll 1
     for (u32 r = 0; r < 16; r++) {
-        const u32 row = to.row + kt_tile_row(first + r);
+        const u32 row = to.row_of(first + r);
         if (CHECK_M && row >= KT_M) continue;
         const u64 index = to.index + (u64)row * C_LD + column;
         const int odd = C_GROUP == 1 ? (int)(index & 1) : 0; // an output before the first whole word

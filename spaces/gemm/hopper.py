@@ -63,22 +63,24 @@ def hopper_stores(w: Gemm) -> tuple[str, ...]:
 def hopper_knobs(w: Gemm, target: Target, stores: Sequence[str]) -> list[Knob]:
     """`stores`: ways from the accumulators to C."""
     a, b = operands(w)
+    classes = row_classes(w)
     bms, bns = until_covered(_BLOCK_M, w.m), until_covered(_BLOCK_N, w.n)
     bks = until_covered(tuple(x // a.bytes for x in _BLOCK_K_BYTES), w.k)
     m_tiles, n_tiles, k_tiles = ceil_div(w.m, bms[0]), ceil_div(w.n, bns[0]), ceil_div(w.k, bks[0])
+    strips = classes * ceil_div(ceil_div(w.m, classes), bms[0])
     grid = ceil_div(w.m, bms[-1]) * ceil_div(w.n, bns[-1]) * w.batch
     splits = most_splits(k_tiles, grid, target)
-    turns = (False, True) if m_tiles * n_tiles * w.batch * splits > target.cores else (False,)
+    turns = (False, True) if strips * n_tiles * w.batch * splits > target.cores else (False,)
     return [
         Ordinal("tile", "bm", bms),
         Ordinal("tile", "bn", bns),
         Ordinal("tile", "bk", bks),
         Ordinal("mem", "stages", _STAGES),
-        *([Categorical("mem", "copy_a", ("strided", "repack"))] if row_classes(w) > 1 else []),
+        *([Categorical("mem", "copy_a", ("strided", "repack"))] if classes > 1 else []),
         *([] if b.along_k else [Ordinal("mem", "swizzle_b", (32, 64, 128))]),
         Categorical("mem", "store", tuple(stores)),
         Ordinal("mem", "buffers", (1, 2) if "tma" in stores else (1,)),
-        *raster_knobs(m_tiles, n_tiles),
+        *raster_knobs(strips, n_tiles),
         *split_knobs(splits),
         Ordinal("unroll", "in_flight", (0, 1)),
         *([Ordinal("unroll", "promote", until_covered(PROMOTIONS, w.k))] if promotes(w) else []),
@@ -162,7 +164,6 @@ def hopper_rules(w: Gemm, target: Target, plan: PlanOf) -> list[Rule]:
         *(_promotion_rules() if promotes(w) else []),
         *_cluster_rules(w, plan),
         *_store_rules(plan),
-        *([_strided_rule(plan)] if row_classes(w) > 1 else []),
         *raster_rules(lambda v: plan(v).m_clusters, lambda v: plan(v).n_clusters),
         *split_rules(lambda v: plan(v).tiles, lambda v: plan(v).k_tiles),
         split_waves_rule(target, lambda v: plan(v).tiles),
@@ -258,7 +259,7 @@ def _cluster_rules(w: Gemm, plan: PlanOf) -> list[Rule]:
             "cluster-tiles",
             lambda v: (v["cluster_m"] <= plan(v).m_blocks) & (v["cluster_n"] <= plan(v).n_blocks),
             lambda v: (
-                f"clusters of {v['cluster_m']} x {v['cluster_n']} tiles, where C has "
+                f"clusters of {v['cluster_m']} x {v['cluster_n']} tiles, where there are "
                 f"{plan(v).m_blocks} x {plan(v).n_blocks}"
             ),
         ),
@@ -300,14 +301,6 @@ def _store_rules(plan: PlanOf) -> list[Rule]:
     ]
 
 
-def _strided_rule(plan: PlanOf) -> Rule:
-    return rule(
-        "store-strided",
-        lambda v: ~plan(v).strided | ~plan(v).by_boxes,
-        "a strided A permutes the rows of a tile, and a box of C has them in order",
-    )
-
-
 def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, int | str]:
     """The stub's lines for the knobs of `hopper_knobs`, and what the kernel must agree with."""
     return {
@@ -316,7 +309,7 @@ def hopper_defines(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> dict[str, in
         "KT_STORE_BUFFERS": v["buffers"],
         **raster_defines(v), **split_defines(v),
         "KT_REPACK_A": int(p.repacked[0] > 0), "KT_REPACK_B": int(p.repacked[1] > 0),
-        "KT_CLASSES_A": row_classes(w) if p.strided else 1,
+        "KT_CLASSES_A": int(p.classes),
         "KT_IN_FLIGHT": v["in_flight"], "KT_PARTS_N": int(p.parts_n),
         "KT_PROMOTE": v["promote"] if promotes(w) else 0,
         "KT_CONSUMERS": v["consumers"], "KT_PRODUCER_WARPS": int(p.producer_warps),

@@ -63,12 +63,13 @@ def _candidates(
 ) -> Iterator[dict[str, Any]]:
     """Values of every known tile but the stages: split-K fills the SMs."""
     bk = max(x for x in knobs["bk"] if x <= knobs["bk"][0] * 2)
-    store = "rows" if "rows" in knobs["store"] else knobs["store"][-1]
-    for bm, bn, consumers, cluster_m, persistent, blocks in shapes:
+    copies = [{"copy_a": x} for x in knobs.get("copy_a", ())] or [{}]
+    for shape, copy in product(shapes, copies):
+        bm, bn, consumers, cluster_m, persistent, blocks = shape
         if bm not in knobs["bm"] or bn not in knobs["bn"] or cluster_m not in knobs["cluster_m"]:
             continue
         values: dict[str, Any] = {
-            "bm": bm, "bn": bn, "bk": bk, "store": store, "buffers": 1,
+            "bm": bm, "bn": bn, "bk": bk, "store": knobs["store"][-1], "buffers": 1, **copy,
             "raster": "m", "group": 1, "split_k": 1, "split_mode": "last",
             "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
             "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": blocks,
@@ -76,8 +77,6 @@ def _candidates(
         }  # fmt: skip
         if "swizzle_b" in knobs:
             values["swizzle_b"] = 128
-        if "copy_a" in knobs:
-            values["copy_a"] = "strided"
         if "promote" in knobs:
             values["promote"] = max(bk, knobs["promote"][0])
         if "warm" in knobs:

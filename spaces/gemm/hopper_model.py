@@ -20,7 +20,6 @@ from .hopper_plan import HopperPlan, promotes
 _SHARED_BYTES = 128  # a cycle, to the tensor cores
 _L2_BYTES = 46  # a cycle, its share
 _STORED_BYTES = {"direct": 16, "tma": 40, "rows": 24, "whole rows": 36}  # a cycle
-_STRIDED_SECTORS = 1.25  # of L2: rows of 128 bytes that start anywhere touch five
 _CLUSTER_SUM, _CLUSTER_BYTES = 1200, 32  # cycles of two meetings; bytes a cycle from other CTAs
 _FILL = 900  # until the first tile of k arrives
 _STAGE_LATENCY = 700  # from a free stage to a full one
@@ -38,8 +37,7 @@ def cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPlan) -> dict
     # The instruction reads 64 rows of A and all of B from shared memory.
     instruction = np.maximum(p.bn / 2, (64 + p.bn) * 32 / _SHARED_BYTES)
     math = p.bm / 64 * instruction * depth + _promotion(v, p) / (p.readers * resident)
-    rows_a = p.bm / v["cluster_n"] * np.where(p.strided, _STRIDED_SECTORS, 1.0)
-    loaded = (rows_a + p.loaded_n / v["cluster_m"]) * p.bk * size
+    loaded = (p.bm / v["cluster_n"] + p.loaded_n / v["cluster_m"]) * p.bk * size
     l2 = np.maximum(loaded / _L2_BYTES, p.loaded_bytes / (1.5 * _L2_BYTES))
     latency = _STAGE_LATENCY / v["stages"]
     k_tile = np.maximum(np.maximum(math, l2) * resident, latency) + np.where(

@@ -30,8 +30,6 @@ PROMOTIONS = (128, MOST_UNPROMOTED)
 OTHER_REGISTERS = 28
 """Of a consumer besides accumulators and the epilogue's operands."""
 SWIZZLE = 128  # bytes of the widest
-_MOST_CLASSES = 8
-"""Of the smallest tile's 64 rows, each class then has the eight that the swizzle repeats after."""
 _PAIRED = 2
 """CTAs of a cluster that find room on every device: its SMs come in pairs."""
 
@@ -228,8 +226,14 @@ class HopperPlan:
         return self.v["cluster_m"] * self.v["cluster_n"] * self.v["cluster_k"]
 
     @cached_property
+    def classes(self) -> Any:
+        """Classes of A's rows, each with tiles of its own."""
+        return np.where(self.strided, row_classes(self.w), 1)
+
+    @cached_property
     def m_blocks(self) -> Any:
-        return ceil_div(self.w.m, self.bm)
+        """Tiles of a class along m."""
+        return ceil_div(ceil_div(self.w.m, self.classes), self.bm)
 
     @cached_property
     def n_blocks(self) -> Any:
@@ -237,7 +241,7 @@ class HopperPlan:
 
     @cached_property
     def m_clusters(self) -> Any:
-        return ceil_div(self.m_blocks, self.v["cluster_m"])
+        return ceil_div(self.m_blocks, self.v["cluster_m"]) * self.classes
 
     @cached_property
     def n_clusters(self) -> Any:
@@ -256,7 +260,7 @@ class HopperPlan:
 
     @cached_property
     def k_tiles(self) -> Any:
-        return ceil_div(self.w.k, self.bk)
+        return ceil_div(self.w.k + np.where(self.strided, most_shift(self.w), 0), self.bk)
 
     @cached_property
     def k_parts(self) -> Any:
@@ -297,7 +301,7 @@ class HopperPlan:
     @cached_property
     def split(self) -> SplitWorkspace:
         v = self.v
-        parts, sums = self.tiles * int(self.readers), int(self.group_m) * self.bn
+        parts, sums = int(self.tiles) * int(self.readers), int(self.group_m) * self.bn
         return split_workspace(self.w, parts, sums, v["split_k"], v["split_mode"])
 
     @property
@@ -335,7 +339,7 @@ class HopperPlan:
         return int(self.box_n), 64
 
     def maps(self) -> tuple[TensorMap, ...]:
-        """Of A or each class of its rows, B and, where the TMA stores it, C."""
+        """Of A, B and, where the TMA stores it, C; of A and C each class of rows."""
         v, w = self.v, self.stored
         first, second = self.arguments
         copied_a, copied_b = map(int, self.repacked)
@@ -349,12 +353,16 @@ class HopperPlan:
                       v["cluster_m"], int(self.swizzle_b))  # fmt: skip
         if v["store"] != "tma":
             return *a, b
-        row = w.n * output_bytes(w)
-        c = TensorMap(
-            len(w.inputs()), 0, w.out_dtype, (w.n, w.m, w.batch), (row, w.m * row), (*self.box, 1),
-            self.box[0] * output_bytes(w),
+        row, classes = w.n * output_bytes(w), int(self.classes)
+        c = (
+            TensorMap(
+                len(w.inputs()), first * row, w.out_dtype,
+                (w.n, ceil_div(w.m - first, classes), w.batch), (classes * row, w.m * row),
+                (*self.box, 1), self.box[0] * output_bytes(w),
+            )
+            for first in range(classes)
         )  # fmt: skip
-        return *a, b, c
+        return *a, b, *c
 
     def _class_maps(self) -> tuple[TensorMap, ...]:
         """For each class c the rows c, c + q, c + 2 q … of A, q being the number of classes.
@@ -362,7 +370,7 @@ class HopperPlan:
         A map begins where row c does, rounded down to 16 bytes: k is shifted by the difference.
         """
         w, pitch, size, q = self.w, self.a.pitch_bytes, self.a.bytes, row_classes(self.w)
-        swizzle, rows = int(self.row_bytes), self.bm // max(q, self.v["cluster_n"])
+        swizzle, rows = int(self.row_bytes), self.bm // self.v["cluster_n"]
         return tuple(
             TensorMap(
                 0, c * pitch // 16 * 16, w.dtype,
@@ -395,14 +403,20 @@ def unaligned(operand: Operand) -> bool:
 def row_classes(w: Gemm) -> int:
     """Residue classes of A's rows whose members start alike, a multiple of 16 bytes apart.
 
-    1 where A is read as it lies, or must be repacked. B has no classes: along n they would permute
-    the columns of C, which are stored side by side, and along k they would have to be those of A.
+    1 where A is read as it lies, or must be repacked. The k of a class is shifted, and that of B
+    with it, so that k must be B's outer dimension: along the inner one boxes begin at multiples of
+    16 bytes. B has no classes: their columns of C would not be stored side by side.
     """
-    a = operands(w)[0]
+    a, b = operands(w)
     classes = VECTOR // alignment(a.pitch_bytes)
     batches_alike = w.batch == 1 or w.m * a.pitch_bytes % VECTOR == 0
-    served = a.k_major and batches_alike and classes <= min(_MOST_CLASSES, w.m)
+    served = a.k_major and not b.along_k and batches_alike and classes <= w.m
     return classes if served else 1
+
+
+def most_shift(w: Gemm) -> int:
+    """Elements of k by which a class of A's rows is shifted at most."""
+    return (VECTOR - VECTOR // row_classes(w)) // operands(w)[0].bytes
 
 
 def promotes(w: Gemm) -> bool:

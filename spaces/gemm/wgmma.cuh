@@ -5,15 +5,15 @@
 // the side of 64 of the instruction.
 //
 // Any extents: the TMA fills tails with zeros and does not store beyond C. It reads rows at multiples of 16 bytes: where A's
-// start elsewhere, every q-th of them starts alike, and each such class of rows has a map, whose k is shifted. The rows of a
-// tile are then permuted, which matters only where C is stored. What cannot be read so is first repacked by the kernel
-// kt_repack. Bytes (fp8) are multiplied along k only: the repack turns them.
+// start elsewhere, every q-th of them starts alike, and the product is one of q products, each with such a class of rows, a map
+// of them that begins up to 15 bytes before the first, and tiles of B whose k is behind by as much. What cannot be read so is
+// first repacked by the kernel kt_repack. Bytes (fp8) are multiplied along k only: the repack turns them.
 #include "hopper_store.cuh"
 
 constexpr bool A_REPACK_TRANSPOSES = ELEMENT_BYTES == 1 && !A_K_MAJOR, B_REPACK_TRANSPOSES = ELEMENT_BYTES == 1 && !B_K_MAJOR;
 constexpr bool A_ALONG_K = A_K_MAJOR || A_REPACK_TRANSPOSES, B_ALONG_K = B_K_MAJOR || B_REPACK_TRANSPOSES; // in shared memory
 #include "repack_kernel.cuh"
-static_assert(!KT_WARM || KT_CLASSES_A == 1, "tiles of one map");
+static_assert(!KT_WARM || KT_CLASSES_A == 1, "A has one map");
 static_assert(!KT_SWAPPED || !KT_HAS_REPACK, "the parameters a and b are the operands of C, not of its transpose");
 
 // ---- memory
@@ -52,44 +52,33 @@ struct kt_barriers {
 
 // ---- the producer: one thread
 
-// The maps of an operand: one for each residue class of its rows. A class's map begins at the last multiple of 16 bytes
-// before its first row.
-template <int CLASSES> struct kt_operand_maps {
+// The maps of a tensor: of A and C one for each class of rows.
+template <int CLASSES> struct kt_tensor_maps {
     const kt_tensor_map *of[CLASSES];
 
-    // Elements from where the map of class `c` begins to its first row.
-    static KT_DEVICE u32 shift(u32 c) { return CLASSES == 1 ? 0 : c * (u32)(A_LD * ELEMENT_BYTES % 16) % 16 / ELEMENT_BYTES; }
+    KT_DEVICE const kt_tensor_map &at(u32 row_class) const {
+        const kt_tensor_map *found = of[0];
+#pragma unroll
+        for (int i = 1; i < CLASSES; i++)
+            if (row_class == i) found = of[i];
+        return *found;
+    }
     KT_DEVICE void prefetch() const {
 #pragma unroll
         for (int i = 0; i < CLASSES; i++) kt_prefetch_map(*of[i]);
     }
 };
 
-// A share of a tile, to all that need it: pieces that each lie in one class.
-template <class Tile, int SHARES, int CLASSES>
-KT_DEVICE void kt_load_share(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
-    constexpr u32 CLASS = Tile::OUTER / CLASSES, PIECE = Tile::OUTER / kt_max(SHARES, CLASSES), PIECES = Tile::OUTER / SHARES / PIECE;
+// This CTA's share of a tile, to all that need it.
+template <class Tile, int SHARES>
+KT_DEVICE void kt_load_tile(u32 to, const kt_tensor_map &map, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
+    constexpr u32 OUTER = Tile::OUTER / SHARES;
+    const u32 x = Tile::TRANSPOSED ? row : k, y = (Tile::TRANSPOSED ? k : row) + share * OUTER;
+    to += share * (Tile::SLAB_BYTES / SHARES);
 #pragma unroll
-    for (u32 p = 0; p < PIECES; p++) {
-        const u32 at = ((SHARES == 1 ? 0 : share) * PIECES + p) * PIECE, c = CLASSES == 1 ? 0 : at / CLASS;
-        const u32 x = Tile::TRANSPOSED ? row : k + maps.shift(c), y = (Tile::TRANSPOSED ? k : row / CLASSES) + at - c * CLASS;
-        const u32 piece = to + at * (Tile::SLAB_BYTES / Tile::OUTER);
-#pragma unroll
-        for (u32 i = 0; i < Tile::COUNT; i++) {
-            if (SHARES == 1) kt_load_box(piece + i * Tile::SLAB_BYTES, *maps.of[c], barrier, x + i * Tile::WIDTH, y, batch);
-            else kt_load_box_to(piece + i * Tile::SLAB_BYTES, *maps.of[c], barrier, x + i * Tile::WIDTH, y, batch, ctas);
-        }
-    }
-}
-
-// This CTA's share.
-template <class Tile, int SHARES, int CLASSES>
-KT_DEVICE void kt_load_tile(u32 to, const kt_operand_maps<CLASSES> &maps, u32 barrier, u32 row, u32 k, u32 batch, u32 share, u16 ctas) {
-    if constexpr (CLASSES == 1) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, share, ctas);
-    else { // maps and shifts are constants of each share: worked out they would take registers that the producer gave away
-#pragma unroll
-        for (u32 s = 0; s < SHARES; s++)
-            if (SHARES == 1 || s == share) kt_load_share<Tile, SHARES>(to, maps, barrier, row, k, batch, s, ctas);
+    for (u32 i = 0; i < Tile::COUNT; i++) {
+        if (SHARES == 1) kt_load_box(to + i * Tile::SLAB_BYTES, map, barrier, x + i * Tile::WIDTH, y, batch);
+        else kt_load_box_to(to + i * Tile::SLAB_BYTES, map, barrier, x + i * Tile::WIDTH, y, batch, ctas);
     }
 }
 
@@ -106,17 +95,18 @@ KT_DEVICE void kt_warm(const kt_tensor_map &map_a, const kt_member &me) {
     }
 }
 
-KT_DEVICE void kt_produce(const kt_operand_maps<KT_CLASSES_A> &maps_a, const kt_operand_maps<1> &maps_b, const kt_barriers &barriers,
+KT_DEVICE void kt_produce(const kt_tensor_maps<KT_CLASSES_A> &maps_a, const kt_tensor_map &map_b, const kt_barriers &barriers,
                           const kt_member &me, u32 memory) {
     kt_ring<STAGES> ring;
     kt_for_units(me, [&](const kt_unit &unit) {
+        const kt_tensor_map &map_a = maps_a.at(unit.row_class);
 #pragma unroll 1
         for (u32 tile = 0; tile < unit.tiles; tile++) {
             const u32 full = barriers.full + 8 * ring.stage, to = memory + ring.stage * STAGE_BYTES, k = (unit.first + tile) * BK;
             kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);
             kt_barrier_expect(full, LOADED_BYTES); // the shares of all CTAs
-            kt_load_tile<TileA, KT_CLUSTER_N>(to, maps_a, full, unit.m, k, unit.batch, me.n, me.sharing_a());
-            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, maps_b, full, unit.n, k, unit.batch, me.m, me.sharing_b());
+            kt_load_tile<TileA, KT_CLUSTER_N>(to, map_a, full, unit.m, k, unit.batch, me.n, me.sharing_a());
+            kt_load_tile<TileB, KT_CLUSTER_M>(to + TileA::BYTES, map_b, full, unit.n, k - unit.shift(), unit.batch, me.m, me.sharing_b());
             ring.next();
         }
     });
@@ -129,6 +119,25 @@ KT_DEVICE void kt_release_stage(u32 empty, const kt_member &me, u32 lane) {
     if (lane >= PARTNERS) return;
     if (PARTNERS == 1) kt_barrier_arrive(empty);
     else kt_barrier_arrive_at(empty, kt_partner(me, lane));
+}
+
+// A class's first tile of k begins with `shift` elements of other rows. B's are zeros there, which is not enough where those
+// are infinite: makes them zeros too, in the warpgroup's rows, which are at `rows`.
+KT_DEVICE void kt_clear_head(u32 rows, u32 shift, u32 thread, u32 barrier) {
+#pragma unroll
+    for (u32 row = thread; row < GROUP_M; row += WARPGROUP) {
+        const u32 start = rows + row * K_ROW, at = start ^ ((start >> 7 & (K_ROW / 16 - 1)) << 4); // swizzled
+        kt_words<4> x;
+        kt_shared_load(x, at);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int bytes = (int)shift * ELEMENT_BYTES - 4 * i;
+            x.w[i] = bytes >= 4 ? 0 : bytes <= 0 ? x.w[i] : x.w[i] & ~0u << 8 * bytes;
+        }
+        kt_shared_store(at, x);
+    }
+    kt_fence_async_proxy();
+    kt_warpgroup_sync(barrier);
 }
 
 // The product of `tiles` tiles of k; `reader` is the warpgroup's place among those that share the stages, `next_turn` the
@@ -182,15 +191,7 @@ KT_DEVICE void kt_multiply_promoted(kt_sums &sums, u32 tiles, kt_ring<STAGES> &r
 
 // ---- kernels
 
-#if KT_STORE == KT_STORE_TMA
-#define KT_MAP_C_PARAMETER , const __grid_constant__ kt_tensor_map map_c
-#define KT_MAP_C map_c
-#else
-#define KT_MAP_C_PARAMETER
-#define KT_MAP_C map_b /* not used */
-#endif
-
-// f(0), f(1) ... for the classes of A's rows.
+// f(0), f(1) ... for the classes of rows.
 #define KT_CLASSES_1(f) f(0)
 #define KT_CLASSES_2(f) KT_CLASSES_1(f), f(1)
 #define KT_CLASSES_4(f) KT_CLASSES_2(f), f(2), f(3)
@@ -199,24 +200,32 @@ KT_DEVICE void kt_multiply_promoted(kt_sums &sums, u32 tiles, kt_ring<STAGES> &r
 #define KT_FOR_CLASSES(count, f) KT_CLASSES_OF(count, f)
 #define KT_MAP_A_PARAMETER(c) const __grid_constant__ kt_tensor_map map_a##c
 #define KT_MAP_A_ADDRESS(c) &map_a##c
+#if KT_STORE == KT_STORE_TMA
+#define KT_MAP_C_PARAMETER(c) const __grid_constant__ kt_tensor_map map_c##c
+#define KT_MAP_C_ADDRESS(c) &map_c##c
+#define KT_MAPS_C_PARAMETERS , KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_C_PARAMETER)
+#else
+#define KT_MAP_C_ADDRESS(c) &map_b /* not used */
+#define KT_MAPS_C_PARAMETERS
+#endif
 
 // An SM gives registers to four warps at a time: the bound that lets KT_BLOCKS CTAs fit counts whole warpgroups. Swapped, where
 // an epilogue may otherwise take many more registers than the sums need.
 constexpr int BOUND_THREADS = KT_SWAPPED ? kt_round_up<int>(THREADS, WARPGROUP) : THREADS;
 
 extern "C" __global__ void __launch_bounds__(BOUND_THREADS, KT_BLOCKS)
-kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const __grid_constant__ kt_tensor_map map_b KT_MAP_C_PARAMETER) {
+kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const __grid_constant__ kt_tensor_map map_b KT_MAPS_C_PARAMETERS) {
     const u32 memory = kt_shared_address(kt_shared), group = __shfl_sync(0xffffffff, threadIdx.x / WARPGROUP, 0);
     const kt_barriers barriers = {memory + BARRIERS_AT, memory + BARRIERS_AT + 8 * STAGES, memory + BARRIERS_AT + 16 * STAGES};
     const kt_member me = kt_this_member();
-    const kt_operand_maps<KT_CLASSES_A> maps_a = {{KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_ADDRESS)}};
-    const kt_operand_maps<1> maps_b = {{&map_b}};
+    const kt_tensor_maps<KT_CLASSES_A> maps_a = {{KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_ADDRESS)}};
+    const kt_tensor_maps<KT_CLASSES_A> maps_c = {{KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_C_ADDRESS)}};
     (void)a, (void)b;
     if (threadIdx.x == 0) {
-        maps_a.prefetch(), maps_b.prefetch();
+        maps_a.prefetch(), kt_prefetch_map(map_b);
         barriers.init();
     }
-    if (KT_WARM && threadIdx.x == CONSUMERS * WARPGROUP) kt_warm(*maps_a.of[0], me);
+    if (KT_WARM && threadIdx.x == CONSUMERS * WARPGROUP) kt_warm(map_a0, me);
     if (CLUSTER_SIZE > 1) kt_cluster_sync();
     else __syncthreads();
     kt_release_next();
@@ -224,7 +233,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
 
     if (group == CONSUMERS) {
         if (EXCHANGE_REGISTERS) kt_give_registers<KT_PRODUCER_REGISTERS>();
-        if (threadIdx.x == CONSUMERS * WARPGROUP) kt_produce(maps_a, maps_b, barriers, me, memory);
+        if (threadIdx.x == CONSUMERS * WARPGROUP) kt_produce(maps_a, map_b, barriers, me, memory);
         if (KT_CLUSTER_K > 1) kt_cluster_sync();
     } else {
         if (EXCHANGE_REGISTERS) kt_take_registers<KT_CONSUMER_REGISTERS>();
@@ -238,11 +247,15 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             kt_sums sums;
             // The other's stages must have come round, or the parity of this one's would be taken for an older one.
             if (KT_PINGPONG) kt_barrier_wait(barriers.turn + 8 * group, (turn - 1) / 2 % 2 ^ (group == 0));
+            if (KT_CLASSES_A > 1 && unit.row_class && unit.first == 0) {
+                kt_barrier_wait(barriers.full + 8 * ring.stage, ring.parity);
+                kt_clear_head(memory + ring.stage * STAGE_BYTES + reader * (GROUP_M * K_ROW), unit.shift(), thread, 1 + group);
+            }
             const u32 next_turn = barriers.turn + 8 * (group ^ 1);
             if (KT_PROMOTE) kt_multiply_promoted(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);
             else kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);
             if constexpr (KT_SWAPPED) sums.turn_pairs(thread % 32);
-            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, KT_SWAPPED ? unit.n : unit.m, KT_SWAPPED ? unit.m : unit.n,
+            const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, KT_SWAPPED ? unit.n : unit.row(), KT_SWAPPED ? unit.m : unit.n,
                                       reader * GROUP_M, thread, 1 + group};
             if (SPLIT_BY_KERNEL) return kt_store_pairs<kt_min(C_GROUP, 2), true>(sums, to, workspace, unit.split);
             if constexpr (SPLIT_IN_KERNEL) {
@@ -255,7 +268,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
                 kt_cluster_sync();
                 joined.after(sums, me.k);
             }
-            if constexpr (STORE_BY_TMA) boxes.store(sums, to, KT_MAP_C, unit.batch);
+            if constexpr (STORE_BY_TMA) boxes.store(sums, to, maps_c.at(unit.row_class), unit.batch);
             else if constexpr (STORE_BY_ROWS) kt_store_rows(sums, to, memory + STORE_AT + group * STORE_BYTES);
             else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split, me.k);
         });

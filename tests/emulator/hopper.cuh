@@ -105,6 +105,7 @@ template <class F> static void emu_for_box(const kt_tensor_map &map, u32 shared,
     const u64 *w = map.words;
     const u32 size = w[1], wide = (u32)w[7], high = w[7] >> 32, span = w[8] >> 32;
     if ((u32)w[8] != 1 || wide * size != span || shared % (8 * span)) emu_fail("what the kernels use");
+    if (x * (int)size % 16) emu_fail("the device reads and writes rows of a box from multiples of 16 bytes on");
     for (u32 j = 0; j < high; j++)
         for (u32 i = 0; i < wide; i++) {
             const i64 at[3] = {x + (i64)i, y + (i64)j, z};

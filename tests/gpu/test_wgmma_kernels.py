@@ -41,7 +41,7 @@ SECONDS = 40.0
 """A kernel that says nothing for so long, its reference included, hangs."""
 EMITTED = (
     "rows of odd length", "clusters of 4 x 2", "sums by a kernel", "boxes of C",
-    "8 classes of rows", "classes in clusters",
+    "8 classes of rows", "boxes of classes", "classes in clusters",
     "swapped, boxes of C", "swapped, odd sums by a kernel",
 )  # fmt: skip
 COMPILERS = max(1, (os.cpu_count() or 2) - 2)

@@ -22,6 +22,7 @@ from wgmma_cases import H200
 
 from kt.spaces.families import space_of
 from kt.spaces.family import Family
+from kt.spaces.gemm.hopper_plan import HopperPlan
 from kt.spaces.gemm.wgmma import GemmWgmma
 from kt.spaces.gemm.wgmma_swapped import GemmWgmmaSwapped, transposed
 from kt.spaces.kernel import Kernel, TensorMap, maps_define
@@ -91,7 +92,7 @@ def test_legal_swapped_points_compile_without_spills(seed: int, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     ["clusters of 4 x 2", "two instructions along n", "ping-pong", "8 classes of rows",
-     "classes in parts", "classes in ping-pong", "swapped, clusters along n"],
+     "classes in clusters of 2 x 2", "classes in ping-pong", "swapped, clusters along n"],
 )  # fmt: skip
 def test_special_points_compile_without_spills(name: str, tmp_path: Path) -> None:
     _check_build(wgmma_cases.kernels_with(name, count=1)[0], tmp_path)
@@ -275,9 +276,11 @@ def _choices(text: str) -> dict[str, tuple[Any, ...]]:
     ("text", "maps_of_a"),
     [
         ("512x512x511 dtype=bf16", 8),
-        ("512x512x510 layout=nt dtype=fp16", 4),
+        ("512x510x510 dtype=fp16", 4),
         ("512x512x508 batch=2 dtype=bf16", 2),
-        ("512x512x511 layout=nt dtype=tf32", 4),
+        ("512x512x510 layout=nt dtype=fp16", 0),  # B would be read at k where rows do not begin
+        ("512x512x511 layout=nt dtype=tf32", 0),
+        ("512x512x511 dtype=fp8_e4m3", 0),  # B is turned along k
         ("512x512x512 dtype=bf16", 1),  # rows start where they should
         ("511x512x512 layout=tn dtype=bf16", 0),  # rows along m: repacked
         ("511x512x511 batch=2 dtype=bf16", 0),  # batches start differently
@@ -298,29 +301,36 @@ def test_only_strided_rows_add_to_the_ways_to_store() -> None:
     assert _choices("gemm 512x512x511 dtype=bf16")["store"] == ("direct", "rows", "tma")
     assert _choices("gemm 512x512x512 dtype=bf16")["store"] == ("direct", "tma")
     assert _choices("gemm 512x510x511 dtype=bf16")["store"] == ("direct", "rows")
-    part = Space(parse("gemm 512x512x511 dtype=bf16"), H200, [WGMMA]).parts[0]
-    points = part.draw(np.random.default_rng(5), 20000)
-    values = part.columns(part.indices(points[part.legal(points)]))
-    strided, boxes = (
-        np.asarray(values[k]) == x for k, x in (("copy_a", "strided"), ("store", "tma"))
-    )
-    assert (strided & ~boxes).any() and (~strided & boxes).any() and not (strided & boxes).any()
 
 
 def test_maps_of_classes_begin_at_rows_rounded_down() -> None:
-    w = parse(
-        "gemm 102x64x77 layout=nt dtype=bf16"
-    )  # rows of 154 bytes, 10 beyond a multiple of 16
-    space = Space(w, H200, [WGMMA])
-    kernel = space.kernel(int(space.defaults()[0]))
-    (main,) = [step for step in kernel.launches if step.entry == "kt_kernel"]
-    classes, (b,) = main.maps[:8], main.maps[8:]
-    assert b.argument == -1 and {m.argument for m in classes} == {0}
-    for c, m in enumerate(classes):
-        shift = c * 154 - m.offset
+    text = "gemm 102x64x77 dtype=bf16"  # rows of 154 bytes, 10 beyond a multiple of 16
+    kernel = _one(text, lambda v: strided(v) and v["store"] == "tma" and v["cluster_n"] == 1)
+    (main,) = kernel.launches
+    classes, b, boxes = main.maps[:8], main.maps[8], main.maps[9:]
+    assert b.argument == 1 and {m.argument for m in classes} == {0}
+    for c, (m, box) in enumerate(zip(classes, boxes, strict=True)):
+        shift, rows = c * 154 - m.offset, 13 if c < 6 else 12
         assert m.offset % 16 == 0 and 0 <= shift < 16
-        assert m.extents == (77 + shift // 2, 13 if c < 6 else 12, 1)
-        assert (m.strides[0], m.box[1] * 8) == (8 * 154, kernel.theta.tile["bm"])
+        assert m.extents == (77 + shift // 2, rows, 1)
+        assert (m.strides[0], m.box[1]) == (8 * 154, kernel.theta.tile["bm"])
+        assert (box.argument, box.offset, box.extents) == (2, c * 128, (64, rows, 1))
+        assert box.strides[0] == 8 * 128
+
+
+def test_padding_decides_between_strided_rows_and_a_copy() -> None:
+    for text, chosen in (("1024x4096x4095", "strided"), ("72x20000x4095", "repack")):
+        space = Space(parse(f"gemm {text} dtype=bf16"), H200, [WGMMA])
+        assert space.theta(int(space.defaults()[0])).mem["copy_a"] == chosen, text
+
+
+def test_classes_end_in_tiles_of_their_own() -> None:
+    w = parse("gemm 300x136x77 dtype=bf16")  # eight classes of 38 or 37 rows
+    for high, clusters in ((1, 8), (2, 0)):
+        values = {"copy_a": "strided", "bm": 64, "cluster_m": high, "bk": 64}
+        plan = HopperPlan(w, H200, values)
+        assert int(plan.m_clusters) == 8 and (int(plan.m_blocks) >= high) == (clusters == 8)
+        assert int(plan.k_tiles) == 2  # 77 and the largest shift, 7
 
 
 def test_maps_become_an_initialiser() -> None:
@@ -377,22 +387,39 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         "gemm 130x131x77 batch=2 layout=tt epilogue=residual dtype=bf16", lambda v: v["persistent"],
     ),
     "8 classes": (
-        "gemm 130x136x77 epilogue=bias+residual dtype=bf16",
-        lambda v: strided(v) and v["store"] == "rows" and v["bm"] == 128,
+        "gemm 230x136x77 epilogue=bias+residual dtype=bf16",
+        lambda v: strided(v) and v["store"] == "rows",
+    ),
+    "8 classes, boxes of C in turns": (
+        "gemm 530x72x61 epilogue=bias+residual dtype=bf16",
+        lambda v: strided(v) and v["store"] == "tma" and v["buffers"] == 2 and v["persistent"],
+    ),
+    "8 classes, stored directly": (
+        "gemm 19x72x63 epilogue=silu dtype=bf16",
+        lambda v: strided(v) and v["store"] == "direct" and v["bk"] == 64,
     ),
     "4 classes, k shorter than a tile": (
-        "gemm 133x131x30 layout=nt dtype=fp16", lambda v: strided(v) and v["store"] == "rows",
+        "gemm 133x131x30 dtype=fp16", lambda v: strided(v) and v["store"] == "rows",
+    ),
+    "4 classes, the shift begins a tile": (
+        "gemm 133x64x62 dtype=fp16", lambda v: strided(v) and v["bk"] == 64,
+    ),
+    "short rows of slabs": (
+        "gemm 140x72x95 dtype=bf16", lambda v: strided(v) and v["bk"] == 32,
+    ),
+    "two slabs along k": (
+        "gemm 140x72x255 dtype=bf16",
+        lambda v: strided(v) and v["bk"] == 128 and v["consumers"] == 2,
     ),
     "2 classes in batches": (
         "gemm 132x72x100 batch=2 epilogue=bias+gelu dtype=bf16",
         lambda v: strided(v) and v["persistent"],
     ),
-    "classes of tf32": ("gemm 100x72x99 layout=nt dtype=tf32", lambda v: strided(v)),
     "classes in clusters": (
-        "gemm 300x136x77 dtype=bf16",
+        "gemm 600x136x78 dtype=bf16",
         lambda v: strided(v) and v["cluster_n"] == v["cluster_m"] == 2,
     ),
-    "a class in parts": (
+    "a cluster of 4 along n shares rows of a class": (
         "gemm 130x200x76 dtype=bf16", lambda v: strided(v) and v["cluster_n"] == 4,
     ),
     "classes in a cluster along k": (
@@ -409,6 +436,10 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
     "classes in ping-pong": (
         "gemm 300x200x78 dtype=bf16",
         lambda v: strided(v) and v["pingpong"] and v["store"] == "rows",
+    ),
+    "classes in ping-pong, boxes of C": (
+        "gemm 300x200x135 dtype=bf16",
+        lambda v: strided(v) and v["pingpong"] and v["store"] == "tma",
     ),
     "whole rows, repacked": (
         "gemm 130x136x77 dtype=bf16", lambda v: not strided(v) and v["store"] == "rows",
@@ -441,6 +472,28 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
 def test_emulated_kernels_agree_with_the_reference(path: str, tmp_path: Path) -> None:
     kernel = _one(*PATHS[path])
     assert _is_right(kernel, tmp_path), f"{kernel.workload}: {kernel.theta}"
+
+
+@needs_compiler
+@pytest.mark.parametrize("worst", [np.inf, np.nan])
+@pytest.mark.parametrize("cleared", [True, False])
+def test_what_ends_a_row_of_a_stays_in_its_row(worst: float, cleared: bool, tmp_path: Path) -> None:
+    kernel = _one(
+        "gemm 150x72x77 dtype=bf16", lambda v: strided(v) and v["split_k"] > 1 and v["bk"] == 32
+    )
+    if not cleared:
+        source = kernel.source.replace("if (KT_CLASSES_A > 1 && unit.row_class", "if (false")
+        kernel = dataclasses.replace(kernel, source=source)
+    w = kernel.workload
+    assert isinstance(w, Gemm)
+    a, b = gemm_cases.inputs(w, np.random.default_rng(1))
+    kept = gemm_cases.reference(w, [a, b])
+    spoilt = np.arange(w.m) % 3 == 1
+    a[spoilt, -8:] = gemm_cases.to_bits(np.array(worst), w.dtype)
+    for out in hopper_emulator.run(kernel, [a, b], gemm_cases.poison(w), tmp_path):
+        error = np.abs(gemm_cases.from_bits(out, w.dtype) - kept.value)
+        assert (error <= kept.allowed)[~spoilt].all() == cleared
+        assert not np.isfinite(error[spoilt]).any()
 
 
 @needs_compiler
@@ -547,13 +600,13 @@ BUGS = {
         "kt_store_box_wait<KT_STORE_BUFFERS - 1>();", "kt_store_box_wait<KT_STORE_BUFFERS>();",
     ),
     "the second row of a thread is the first": ("+ 8 * h + lane() / 4", "+ lane() / 4"),
-    "rows of classes alternate": (
-        "row % EACH * KT_CLASSES_A + row / EACH", "row % KT_CLASSES_A * EACH + row / KT_CLASSES_A",
-    ),
-    "classes start alike": ("k + maps.shift(c)", "k"),
+    "rows of classes are neighbours": ("row + i * KT_CLASSES_A", "row + i"),
+    "classes start alike": ("k - unit.shift()", "k"),
+    "classes end with k": ("KT_K + MOST_SHIFT", "KT_K"),
     "slabs are taken for rows": ("(u64)(8 * SWIZZLE >> 4) << 32", "(u64)(SWIZZLE >> 4) << 32"),
 }  # fmt: skip
-
+_PLACES = {"box": "boxes of C in turns", "classes": "8 classes, stored directly"}
+"""Where bugs named so show."""
 
 SWAPPED_BUGS = {
     "pairs lie along columns": ("if constexpr (KT_SWAPPED) sums.turn_pairs(thread % 32);", ""),
@@ -575,9 +628,7 @@ def test_the_emulator_catches_bugs_of_swapped_operands(bug: str, tmp_path: Path)
 @needs_compiler
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_emulator_catches_planted_bugs(bug: str, tmp_path: Path) -> None:
-    name = (
-        "boxes of C in turns" if "box" in bug else "8 classes" if "classes" in bug else "repacked"
-    )
+    name = next((path for word, path in _PLACES.items() if word in bug), "repacked")
     kernel = _one(*PATHS[name])
     correct, wrong = BUGS[bug]
     assert correct in kernel.source

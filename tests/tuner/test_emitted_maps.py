@@ -93,7 +93,7 @@ def test_maps_of_row_classes_begin_inside_a(
     a, b = (fake_cupy.tensor(shape, "<u2") for shape in ((64, 134), (134, 72)))
     module.launch(a, b)
     starts = [0, 256, 528, 800]
-    assert [x[1] for x in gpu.encoded] == [*(a.address + start for start in starts), b.address]
+    assert [x[1] for x in gpu.encoded[:5]] == [*(a.address + start for start in starts), b.address]
     assert [x[2][0] for x in gpu.encoded[:4]] == [134, 134 + 6, 134 + 4, 134 + 2]
     assert all(x[3][0] == 4 * 268 for x in gpu.encoded[:4])
 
