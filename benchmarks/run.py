@@ -107,6 +107,7 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
             continue
         workload = parse(text)
         try:
+            bench.measurer.prepare([workload])  # a run's budget begins with what it needs anew
             row = bench.row(workload, bench.tuned_log(workload, given.retune), given.rested)
         except (NoResult, KtError) as why:
             missing.append(f"{text}: {why}")

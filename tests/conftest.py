@@ -21,7 +21,20 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("kt")
 
 
+ALONE = frozenset({
+    "test_backend_build", "test_backend_cuda_host", "test_backend_timing", "test_backend_worker",
+    "test_bench", "test_claim", "test_cli_tune", "test_console", "test_dispatch", "test_faults",
+    "test_hardening", "test_hostile", "test_journal", "test_memory", "test_model", "test_pool",
+    "test_real_runs", "test_stop", "test_store",
+})  # fmt: skip
+"""Modules that time, kill, or fill disks and memory: nothing may run beside them."""
+
+
+@pytest.hookimpl(tryfirst=True)  # `-m` selects by these marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in ALONE:
+            item.add_marker(pytest.mark.alone)
     if not has_nvidia_driver():
         for item in items:
             if item.get_closest_marker("gpu"):
