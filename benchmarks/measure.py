@@ -38,7 +38,7 @@ class NoResult(Exception):
 
 def gpu_state() -> dict[str, str]:
     """Driver, clocks, power limit and throttle reasons, as nvidia-smi shows them."""
-    index = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+    index = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
     command = [
         "nvidia-smi",
         f"--query-gpu={','.join(_STATE)}",

@@ -38,7 +38,11 @@ def once(plan: Callable[[Any], T]) -> Callable[[Any], T]:
 
 @dataclass(frozen=True)
 class Rule:
-    """A legality rule: `ok` judges a batch of points at once, `why` words the refusal of one."""
+    """A legality rule: `ok` judges a batch of points at once, `why` words the refusal of one.
+
+    Which knobs `ok` looks at must not depend on their values, and it must work on every combination
+    of them, also on what other rules refuse (`legality.py`).
+    """
 
     name: str
     ok: Callable[[Columns], NDArray[np.bool_]]

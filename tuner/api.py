@@ -82,7 +82,7 @@ def tune(
     if builders is not None:
         _check("--builders", builders, 1, 256)
     effective = effective_settings(device, settings)
-    counted = _weighted(parsed, weights) if weights else None
+    counted = _weighted(parsed, list(weights)) if weights is not None else None
     for workload in parsed:
         space_of(workload, device, effective.family)  # refused before any process is started
     with ExitStack() as stack:

@@ -68,7 +68,11 @@ def cli() -> None:
     metavar="NAME",
     help="auto, cpu, cuda or a name that `kt target` lists.",
 )
-@click.option("--trials", type=int, help="Trials a workload.  [default: 128; CUDA 256]")
+@click.option(
+    "--trials",
+    type=int,
+    help="Trials a workload, shared with --scheduler gain.  [default: 128; CUDA 256]",
+)
 @click.option(
     "--scheduler",
     metavar="NAME",

@@ -105,6 +105,6 @@ def _use_on_cuda(arch: str) -> list[tuple[str, str]]:
                  "void *stream)"),
         ("returns", f"0 once it is enqueued, or a cudaError_t; {_REFUSALS.format('16')}"),
         ("workspace", f"{_WORKSPACE}, for one stream at a time"),
-        ("zeroed", "the first kt_workspace_zeroed_bytes_gemm() of them, before the first launch; "
+        ("zeroed", "of any, the first kt_workspace_zeroed_bytes_gemm() before the first launch; "
                    "every launch leaves them zero"),
     ]  # fmt: skip

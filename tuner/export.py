@@ -21,6 +21,7 @@ from kt.spaces.errors import LogError, SettingsError
 from kt.spaces.theta import Value
 
 from .lookup import open_runs, report_bad, workloads_in
+from .output import write_atomically
 
 FORMATS = ("t4", "kernel-tuner")
 FAMILY = "family"
@@ -61,10 +62,7 @@ def export_command(
     if output is None:
         sys.stdout.write(text)
         return 0
-    try:
-        output.write_text(text)
-    except OSError as error:
-        raise LogError(f"{output}: {error.strerror}") from None
+    write_atomically(output, text.encode())
     print(f"wrote {output}")
     return 0
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import tempfile
+import zlib
 from pathlib import Path
 
 from kt.spaces.errors import SettingsError
@@ -12,6 +14,7 @@ from kt.spaces.errors import SettingsError
 from .emit import is_ours
 
 _LOOKED_AT = 16 * 2**20
+_GZIP = b"\x1f\x8b"
 
 
 def refuse_overwriting(path: Path, force: bool) -> None:
@@ -25,7 +28,12 @@ def refuse_overwriting(path: Path, force: bool) -> None:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a whole file or nothing; what is no regular file (a pipe, a device) gets it."""
+    """Writes a whole file or nothing; what is no regular file (a pipe, a device) gets it.
+
+    Raises SettingsError where that fails, and where it would replace a log of kt.
+    """
+    if _is_log(path):
+        raise SettingsError(f"{path} is a log: its measurements would be lost; name another file")
     try:
         path = path.resolve()
         if path.exists() and not path.is_file():
@@ -34,6 +42,19 @@ def write_atomically(path: Path, content: bytes) -> None:
             _replace(path, content)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_log(path: Path) -> bool:
+    """Whether a file begins as a log does, compressed or not."""
+    if not path.is_file():
+        return False
+    with contextlib.suppress(OSError, EOFError, zlib.error):
+        with open(path, "rb") as file:
+            zipped = file.read(len(_GZIP)) == _GZIP
+        with gzip.open(path) if zipped else open(path, "rb") as file:
+            first = file.readline(_LOOKED_AT)
+        return first.startswith(b"{") and b'"type":"run"' in first.replace(b" ", b"")
+    return False
 
 
 def _replace(path: Path, content: bytes) -> None:

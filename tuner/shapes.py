@@ -76,21 +76,18 @@ def _asked(
 ) -> list[str]:
     """Logged texts that the words and flags leave."""
     logged = workloads_in(found, (), {})
-    groups = groups_of(words)
-    texts = dict.fromkeys(
-        text for group in groups or [[]] for text in _of_group(found, logged, group)
-    )
+    groups = groups_of(words) or [[Gemm.OPERATOR]]
+    texts = dict.fromkeys(text for group in groups for text in _of_group(found, logged, group))
     given = {name: value for name, value in flags.items() if value is not None}
     kept = [text for text in texts if _fits(text, given)]
     if not kept:
         options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-        raise LogError(f"the log has no workload with {options}; it has {listed(logged)}")
+        asked = f"workload with {options}" if given else " ".join(words or [Gemm.OPERATOR])
+        raise LogError(f"the log has no {asked}; it has {listed(logged)}")
     return kept
 
 
 def _of_group(found: Sequence[Run], logged: Sequence[str], group: Sequence[str]) -> list[str]:
-    if not group:
-        return list(logged)
     if len(group) == 1 and group[0].lower() in OPERATORS:
         return [text for text in logged if text.split()[:1] == [group[0].lower()]]
     return workloads_in(found, group, {})

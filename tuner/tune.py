@@ -125,6 +125,11 @@ def tune(
         if place.run:
             claims.enter_context(Claim(place.path, place.run.header.run))
             place = open_store(*asked)  # what another process wrote until the claim was ours
+        counted = {str(w): weight for w, weight in (weights or {}).items() if weight != 1}
+        if place.run and weights is not None and counted != place.run.header.weights:
+            raise SettingsError(
+                f"cannot resume run {place.run.header.run}: its workloads have other weights"
+            )
         measurer.prepare(workloads)
         if place.run:
             session = Session(place.run.header, settings, journal)
@@ -132,7 +137,6 @@ def tune(
             for workload, binary, trial in session.finished_binaries():
                 measurer.know(workload, binary, trial)
         else:
-            counted = {str(w): weight for w, weight in (weights or {}).items() if weight != 1}
             header = _header(workloads, target, settings, seed, place.warm, counted, measurer)
             journal.append(header, durable=True)
             claims.enter_context(Claim(place.path, header.run))

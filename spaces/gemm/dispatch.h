@@ -50,7 +50,7 @@ KT_EXPORT size_t kt_workspace_bytes_gemm(int64_t m, int64_t n, int64_t k, int64_
     return s && s->workspace_bytes() ? s->workspace_offset + s->workspace_bytes() : 0;
 }
 
-/* Leading bytes of a workspace that must be zero before its first launch, whatever the extents; launches leave them zero. */
+/* Leading bytes of a workspace, where one is needed, that must be zero before its first launch; launches leave them zero. */
 KT_EXPORT size_t kt_workspace_zeroed_bytes_gemm(void) { return KT_ZEROED_BYTES; }
 
 /* The record of the kernel for these extents; "{}" where none was tuned. */

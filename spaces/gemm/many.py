@@ -64,12 +64,12 @@ def dispatch_source(
         )
         extents = f"{w.m}, {w.n}, {w.k}, {w.batch}"
         rows.append(f"    {{{extents}, {zeroed - kernel.zeroed_bytes}, {functions}}}, \\\n")
-    first = kernels[0]
+    first, operands = kernels[0], kernels[0].workload.operands()
     on_cpu = target.kind == "cpu"
     defines: dict[str, int | str] = {
         "KT_CUDA": int(not on_cpu),
-        "KT_ARGUMENTS": len(first.workload.operands()),
-        "KT_ALIGNMENT": DTYPE_BYTES[first.workload.dtype] if on_cpu else VECTOR,
+        "KT_ARGUMENTS": len(operands),
+        "KT_ALIGNMENT": min(DTYPE_BYTES[o.dtype] for o in operands) if on_cpu else VECTOR,
         "KT_ZEROED_BYTES": zeroed,
         "KT_ANY": reached(any_prefix, "kt_launch_any", first.language),
         "KT_DESCRIBE": described,

@@ -22,7 +22,7 @@ from kt.spaces.theta import Value
 from kt.spaces.workload import Gemm, Workload
 
 from .cuda import as_gemm
-from .hopper import hopper_stores
+from .hopper import hopper_rules, hopper_stores
 from .hopper_default import Shape
 from .hopper_plan import HopperPlan, unaligned
 from .mma_plan import operands
@@ -157,7 +157,7 @@ class GemmWgmmaSwapped(GemmWgmma):
             return target.cores * np.where(plan(v).persistent, _SPLIT_TURNS, _SPLIT_WAVES)
 
         return [
-            *super().rules(w, target),
+            *hopper_rules(self.product(w), target, plan),
             rule(
                 "warm",
                 lambda v: (v["warm"] == 0) | np.asarray(v["early"]),

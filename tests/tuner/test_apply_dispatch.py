@@ -147,7 +147,7 @@ def test_one_file_has_one_set_of_options(real_kt: Kt, logs: Path) -> None:
     ran = real_kt("apply", logs, "--dispatch")
     assert ran.refused("one file has one layout", "nt of '", "nn of '", "restrict it with --layout")
     assert real_kt("apply", logs, "--dispatch", "--layout", "tt").refused("with --layout tt")
-    assert real_kt("apply", logs, "conv2d", "--dispatch").refused("no workload")
+    assert real_kt("apply", logs, "conv2d", "--dispatch").refused("the log has no conv2d; it has")
     assert real_kt("apply", logs, "gemm", "7x7x7", "--dispatch").refused("has no 'gemm 7x7x7'")
 
 
@@ -199,8 +199,10 @@ def test_what_another_device_measured_is_left_out(real_kt: Kt, logs: Path, tmp_p
 
 def test_other_operators(real_kt: Kt, tmp_path: Path) -> None:
     log = write_log(tmp_path / "log.jsonl", "conv2d 1x8x8x8,8x3x3 dtype=bf16")
-    ran = real_kt("apply", log, "--dispatch", "--any-device")
+    ran = real_kt("apply", log, "conv2d", "--dispatch", "--any-device")
     assert ran.refused("--dispatch: serves gemm alone, not 'conv2d 1x8x8x8,8x3x3 dtype=bf16'")
+    ran = real_kt("apply", log, "--dispatch", "--any-device")
+    assert ran.refused("the log has no gemm; it has 'conv2d 1x8x8x8,8x3x3 dtype=bf16'")
 
 
 # -- CUDA -----------------------------------------------------------------------------------------

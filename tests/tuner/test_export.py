@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from kt.spaces.errors import LogError, SettingsError
 from kt.spaces.theta import Theta
 from kt.tuner.export import FORMATS, export_command, exported
 from kt.tuner.foreign import ABSENT, read_recording
+from kt.tuner.output import write_atomically
 
 
 def some_run() -> list[Run]:
@@ -105,3 +107,17 @@ def test_other_devices_are_left_out_and_questions_are_refused(tmp_path: Path) ->
         exported(both, "gemm 1x1x1 dtype=fp32", "t4")
     with pytest.raises(SettingsError, match="accepts t4, kernel-tuner"):
         export_command(log=tmp_path, words=(), form="csv", output=None, run=None)
+
+
+@pytest.mark.usefixtures("fake_families")
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_log_is_never_replaced(tmp_path: Path, zipped: bool) -> None:
+    log = tmp_path / "log.jsonl"
+    tuned(log, trials=8, strategy="random")
+    content = gzip.compress(log.read_bytes()) if zipped else log.read_bytes()
+    log.write_bytes(content)
+    with pytest.raises(SettingsError, match="is a log: its measurements would be lost"):
+        export_command(log=log, words=(), form="t4", output=log, run=None)
+    with pytest.raises(SettingsError, match="is a log"):
+        write_atomically(log, b"anything")
+    assert log.read_bytes() == content

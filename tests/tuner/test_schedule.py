@@ -89,6 +89,8 @@ def test_a_weight_counts_like_a_longer_time(tmp_path: Path) -> None:
     longest = shared(tmp_path / "b.jsonl", {A: 1, B: 30, C: 1})
     assert batches(run)[B] == batches(longest)[B] > batches(run)[A]
     assert not check_identity(run).difference
+    with pytest.raises(SettingsError, match="its workloads have other weights"):
+        tune(texts, CPU, log, measurer, settings, resume=True, weights={texts[1]: 2})
 
 
 def test_a_line_of_the_workloads_file_has_a_weight(tmp_path: Path) -> None:
