@@ -97,6 +97,20 @@ def alone(folder: Path) -> Iterator[None]:
         os.close(place)
 
 
+def write_document(
+    path: Path, command: str, about: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Writes a result file, whole or not at all; `about` says what the rows were made with."""
+    document = {
+        "schema": 1, "command": command, "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **about, "rows": rows,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(draft, path)
+
+
 class Results:
     """The rows of one class in `benchmarks/results/<device>/<name>.json`."""
 
@@ -126,15 +140,11 @@ class Results:
             self._write()
 
     def _write(self) -> None:
-        document = {
-            "schema": 1, "command": " ".join(["python", *sys.argv]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": self._kt,
-            "device": self._fingerprint, "libraries": versions(self._libraries),
-            "rows": list(self.rows.values()),
+        about = {
+            "kt": self._kt, "device": self._fingerprint, "libraries": versions(self._libraries),
         }  # fmt: skip
-        draft = self.path.with_suffix(".tmp")
-        draft.write_text(json.dumps(document, indent=1) + "\n")
-        os.replace(draft, self.path)
+        command = " ".join(["python", *sys.argv])
+        write_document(self.path, command, about, list(self.rows.values()))
 
 
 def compressed(log: Path) -> Path:

@@ -14,12 +14,10 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import search_peers
-from rows import HERE, commit, versions
+from rows import HERE, commit, versions, write_document
 
 from kt.logs.record import Settings
 from kt.tuner.api import DEFAULTS
@@ -211,15 +209,8 @@ def report(spaces: Sequence[Recorded], seeds: int) -> None:
     strategies = [*OURS, *VARIED, *search_peers.peers()]
     rows = [row for s in spaces for name in strategies if (row := row_of(s, name, seeds))]
     rows = with_earlier(rows + list(left_out(spaces, seeds, ["kt", *VARIED])))
-    document = {
-        "schema": 1, "command": "python benchmarks/search.py DATA --report",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
-        "libraries": versions(LIBRARIES), "rows": rows,
-    }  # fmt: skip
-    RESULT.parent.mkdir(parents=True, exist_ok=True)
-    draft = RESULT.with_suffix(".tmp")
-    draft.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(draft, RESULT)
+    about = {"kt": commit(), "libraries": versions(LIBRARIES)}
+    write_document(RESULT, "python benchmarks/search.py DATA --report", about, rows)
     print(table(rows))
     draw(rows, PICTURE)
 

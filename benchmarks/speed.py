@@ -14,12 +14,11 @@ import json
 import os
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import HERE, LIBRARIES, commit, versions
+from rows import HERE, LIBRARIES, commit, versions, write_document
 from transfer import in_folder, opened
 
 from kt.logs.record import Settings
@@ -93,14 +92,8 @@ def main() -> None:
     rows = [row_of(options.log, r, options.threads) for r in (REVISION, CUDA_REVISION)]
     for row in rows:
         print(json.dumps(row))
-    document = {
-        "schema": 1, "command": "python benchmarks/speed.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
-        "cores": os.cpu_count(), "libraries": versions(LIBRARIES), "rows": rows,
-    }  # fmt: skip
-    draft = RESULT.with_suffix(".tmp")
-    draft.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(draft, RESULT)
+    about = {"kt": commit(), "cores": os.cpu_count(), "libraries": versions(LIBRARIES)}
+    write_document(RESULT, "python benchmarks/speed.py", about, rows)
 
 
 if __name__ == "__main__":

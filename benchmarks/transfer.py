@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import HERE, LIBRARIES, commit, versions
+from rows import HERE, LIBRARIES, commit, versions, write_document
 
 from kt.logs.journal import read_log
 from kt.logs.query import Run, runs, timed
@@ -152,14 +150,8 @@ def main() -> None:
         return
     names = [f"{name}_{budget}" for name in ("cold", "taught") for budget in BUDGETS]
     print("mean", {name: round(float(np.mean([r[name] for r in rows])), 4) for name in names})
-    document = {
-        "schema": 1, "command": "python benchmarks/transfer.py",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "kt": commit(),
-        "libraries": versions(LIBRARIES), "rows": rows,
-    }  # fmt: skip
-    draft = RESULT.with_suffix(".tmp")
-    draft.write_text(json.dumps(document, indent=1) + "\n")
-    os.replace(draft, RESULT)
+    about = {"kt": commit(), "libraries": versions(LIBRARIES)}
+    write_document(RESULT, "python benchmarks/transfer.py", about, rows)
 
 
 if __name__ == "__main__":
