@@ -62,14 +62,12 @@ class FamilySpace:
         self.family, self.workload, self.target = family, workload, target
         self.knobs = tuple(family.knobs(workload, target))
         self.rules = tuple(family.rules(workload, target))
-        sizes = [len(knob.choices) for knob in self.knobs]
-        self.size = math.prod(sizes)
+        self.size = math.prod(len(knob.choices) for knob in self.knobs)
         if self.size >= 2**62:
             raise ValueError(f"{family.name}: {self.size} points do not fit an int64")
-        names = [knob.name for knob in self.knobs]
-        if len(set(names)) != len(names):
-            raise ValueError(f"{family.name}: short knob names repeat")
         digits = Digits(self.knobs)
+        if len(digits.position) != len(self.knobs):
+            raise ValueError(f"{family.name}: short knob names repeat")
         self._sizes, self._strides, self._values = digits.sizes, digits.strides, digits.values
         self._legality = Legality(digits, self.rules)
         self._movable = np.flatnonzero(self._sizes > 1)
