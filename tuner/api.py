@@ -27,10 +27,10 @@ from .tune import tune as run
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cpu": {"trials": 128, "revision": REVISION, "epsilon": EPSILON},
-    "cuda": {"trials": 256, "revision": CUDA_REVISION, "epsilon": EPSILON, "lag": 1,
+    "cuda": {"trials": 256, "revision": CUDA_REVISION, "epsilon": EPSILON, "lag": 2,
              "sample_seconds": 0.02},
 }  # fmt: skip
-"""Settings by kind of target. On CUDA the next batch is built while this one runs: lag 1."""
+"""Settings by kind of target. On CUDA two batches are built while one runs: lag 2."""
 DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
 """Default element type, by kind of target."""
 

@@ -256,7 +256,8 @@ class LocalMeasurer:
 
     def _built(self, batch: FrozenBatch, candidate: Candidate, build: Built) -> None:
         """Hands a finished build on; called on the thread that built it, or on the CPU's."""
-        self._builds.pop(candidate.trial, None)
+        if self._builds.get(candidate.trial) is build:
+            del self._builds[candidate.trial]
         if build.cancelled():
             return
         if (error := build.exception()) is not None:
@@ -268,8 +269,15 @@ class LocalMeasurer:
         self._dispatch.built(batch, candidate.trial, built)
 
     def _abandon_builds(self) -> None:
-        self._builders.abandon(list(self._builds.values()))
-        self._builds.clear()
+        """Nobody waits for these builds any more.
+
+        On a GPU those under way may end beside what follows; new builders would take longer.
+        """
+        left, self._builds = list(self._builds.values()), {}
+        if self._target.kind == "cuda":
+            self._builders.cancel(left)
+        else:
+            self._builders.abandon(left)
 
     def _submit(self, candidate: Candidate) -> Built:
         kernel, timeout = candidate.kernel, self._settings.build_timeout

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from kt.logs.record import Failure
 from kt.spaces.target import usable_cores
@@ -22,6 +24,7 @@ from .worker import Died, Done, Ended, TimedOut, Worker
 # A compiler that is a process of its own is killed on time by the builder; NVRTC runs inside it.
 _MARGIN_SECONDS = {"c": 10.0, "nvcc": 10.0, "cuda": 0.0}
 _WARM_SECONDS = 30.0
+_NICE = 5
 _FINDERS: Mapping[str, Callable[[], Toolchain]] = {
     "c": find_compiler, "nvcc": find_nvcc, "cuda": find_nvrtc,
 }  # fmt: skip
@@ -30,6 +33,12 @@ _FINDERS: Mapping[str, Callable[[], Toolchain]] = {
 def print_note(text: str) -> None:
     """One line to the user that is not an error."""
     print(f"kt: {text}", file=sys.stderr)
+
+
+def polite_builder(*args: Any) -> Builder:
+    """A Builder in a process that gives way to the search and to the runners of devices."""
+    os.nice(_NICE)
+    return Builder(*args)
 
 
 class BuilderPool:
@@ -54,7 +63,7 @@ class BuilderPool:
         spare = BinaryCache(directory / "binaries")
         cache = self._open(cache, spare)
         self._workers = [
-            Worker(Builder, (cache, spare, tuple(bundles)), directory / f"builder{i}.log")
+            Worker(polite_builder, (cache, spare, tuple(bundles)), directory / f"builder{i}.log")
             for i in range(self.count)
         ]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
@@ -98,9 +107,13 @@ class BuilderPool:
         for _ in self._workers:
             self._threads.submit(self._call, "warm", toolchain, arch, limit=_WARM_SECONDS)
 
+    def cancel(self, builds: Iterable[Future[Binary | Failure]]) -> set[Future[Binary | Failure]]:
+        """Cancels builds that have not begun; returns the others, which go on."""
+        return {build for build in builds if not build.cancel()}
+
     def abandon(self, builds: Iterable[Future[Binary | Failure]]) -> None:
         """Cancels builds; those under way end as failures before this returns."""
-        left = {build for build in builds if not build.cancel()}
+        left = self.cancel(builds)
         while any(not build.done() for build in left):
             with self._lock:
                 for worker in self._busy:

@@ -42,6 +42,8 @@ _MOST_SETS = 256
 _FEWEST, _MOST, _CHUNK = 5, 100, 5
 _SAMPLE_US = 200.0
 """A sample is one graph replay that takes at least about this long."""
+_LONG_SAMPLE_US = 2000.0
+"""One sample of at least this long says whether a candidate is cut."""
 _MOST_LAUNCHES = 1024
 _HEATING_US, _HEAT_SECONDS = 20.0, 0.02
 """Launches of at least this long are timed after so much of them, in the regime `sustained`."""
@@ -341,7 +343,8 @@ class CudaRunner:
         graph = self._graph(loaded, held, count)
         with self._judging("run"):
             try:
-                samples = self._replays(graph, count, _CHUNK)
+                looks = _CHUNK if count * us < _LONG_SAMPLE_US else 1
+                samples = self._replays(graph, count, looks)
                 if cut_us and min(samples) > cut_us:
                     return _timing(samples, censored=True, bound_us=cut_us)
                 self._heat(graph, us)

@@ -51,7 +51,7 @@ class Oracle:
         m, n, k = workload.m, workload.n, workload.k
         a = (1, m) if workload.layout[0] == "t" else (k, 1)
         b = (1, k) if workload.layout[1] == "t" else (n, 1)
-        grid = (-(-n // 64), -(-m // 64), workload.batch)
+        grid = (-(-n // 128), -(-m // 128), workload.batch)
         self._start(
             "kt_reference_gemm", grid,
             (out.address, operands["A"].address, operands["B"].address, ELEMENT[workload.dtype],

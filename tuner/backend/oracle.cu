@@ -96,32 +96,81 @@ extern "C" __global__ void kt_fill_normal(void *to, long count, int type, u64 se
     }
 }
 
-/* out[batch][m][n] = sum over k of a * b in float64. Element (i, k) of A lies at i * a_row + k * a_step, and so on. */
+/* N elements of `p`, 0 where the index is negative: no branch between the loads, so that they overlap. */
+template <int TYPE, int N> __device__ static void load_typed(double (&to)[N], const void *p, const long (&at)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) to[i] = at[i] < 0 ? 0 : load_element(p, at[i], TYPE);
+}
+
+template <int N> __device__ static void load_elements(double (&to)[N], const void *p, const long (&at)[N], int type) {
+    switch (type) {
+    case FP64: load_typed<FP64>(to, p, at); break;
+    case FP32: load_typed<FP32>(to, p, at); break;
+    case FP16: load_typed<FP16>(to, p, at); break;
+    case BF16: load_typed<BF16>(to, p, at); break;
+    case INT8: load_typed<INT8>(to, p, at); break;
+    case INT32: load_typed<INT32>(to, p, at); break;
+    case E4M3: load_typed<E4M3>(to, p, at); break;
+    default: load_typed<E5M2>(to, p, at); break;
+    }
+}
+
+enum { GEMM_TILE = 128, GEMM_DEPTH = 8, GEMM_LOADS = GEMM_TILE * GEMM_DEPTH / 256 };
+
+/* What thread `i` of 256 loads of an operand's tile, its k-index and its place along m or n; neighbours read along the
+ * stride of one. */
+__device__ static int tile_k(int i, long step) { return step == 1 ? i % GEMM_DEPTH : i / GEMM_TILE; }
+__device__ static int tile_at(int i, long step) { return step == 1 ? i / GEMM_DEPTH : i % GEMM_TILE; }
+
+__device__ static void load_tile(double (&to)[GEMM_LOADS], const void *p, int type, long first, long at0, long extent,
+                                 long k0, long k, long stride, long step) {
+    long at[GEMM_LOADS];
+#pragma unroll
+    for (int j = 0; j < GEMM_LOADS; j++) {
+        const long row = at0 + tile_at(threadIdx.x + 256 * j, step), depth = k0 + tile_k(threadIdx.x + 256 * j, step);
+        at[j] = row < extent && depth < k ? first + row * stride + depth * step : -1;
+    }
+    load_elements(to, p, at, type);
+}
+
+/* out[batch][m][n] = sum over k of a * b in float64. Element (i, k) of A lies at i * a_row + k * a_step, and so on.
+ * A thread has 8 x 8 sums; the next tile is on its way from memory while one is multiplied. */
 extern "C" __global__ void __launch_bounds__(256)
 kt_reference_gemm(double *out, const void *a, const void *b, int type, long m, long n, long k,
                   long a_row, long a_step, long b_step, long b_col) {
-    enum { TILE = 64, DEPTH = 16 };
-    __shared__ double left[DEPTH][TILE + 1], right[DEPTH][TILE + 1];
-    const long row0 = (long)blockIdx.y * TILE, col0 = (long)blockIdx.x * TILE, batch = blockIdx.z;
+    __shared__ double left[2][GEMM_DEPTH][GEMM_TILE], right[2][GEMM_DEPTH][GEMM_TILE];
+    const long row0 = (long)blockIdx.y * GEMM_TILE, col0 = (long)blockIdx.x * GEMM_TILE, batch = blockIdx.z;
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
-    double sum[4][4] = {};
-    for (long k0 = 0; k0 < k; k0 += DEPTH) {
-        for (int i = threadIdx.x; i < TILE * DEPTH; i += 256) {
-            /* Neighbouring threads read along the stride of one. */
-            const int ra = a_step == 1 ? i / DEPTH : i % TILE, ka = a_step == 1 ? i % DEPTH : i / TILE;
-            const int cb = b_step == 1 ? i / DEPTH : i % TILE, kb = b_step == 1 ? i % DEPTH : i / TILE;
-            const bool in_a = row0 + ra < m && k0 + ka < k, in_b = col0 + cb < n && k0 + kb < k;
-            left[ka][ra] = in_a ? load_element(a, batch * m * k + (row0 + ra) * a_row + (k0 + ka) * a_step, type) : 0;
-            right[kb][cb] = in_b ? load_element(b, batch * k * n + (k0 + kb) * b_step + (col0 + cb) * b_col, type) : 0;
+    double sum[8][8] = {}, next_a[GEMM_LOADS], next_b[GEMM_LOADS];
+    load_tile(next_a, a, type, batch * m * k, row0, m, 0, k, a_row, a_step);
+    load_tile(next_b, b, type, batch * k * n, col0, n, 0, k, b_col, b_step);
+    int at = 0;
+    for (long k0 = 0; k0 < k; k0 += GEMM_DEPTH, at ^= 1) {
+#pragma unroll
+        for (int j = 0; j < GEMM_LOADS; j++) {
+            const int i = threadIdx.x + 256 * j;
+            left[at][tile_k(i, a_step)][tile_at(i, a_step)] = next_a[j];
+            right[at][tile_k(i, b_step)][tile_at(i, b_step)] = next_b[j];
         }
         __syncthreads();
-        for (int d = 0; d < DEPTH; d++)
-            for (int i = 0; i < 4; i++)
-                for (int j = 0; j < 4; j++) sum[i][j] += left[d][ty + 16 * i] * right[d][tx + 16 * j];
-        __syncthreads();
+        if (k0 + GEMM_DEPTH < k) {
+            load_tile(next_a, a, type, batch * m * k, row0, m, k0 + GEMM_DEPTH, k, a_row, a_step);
+            load_tile(next_b, b, type, batch * k * n, col0, n, k0 + GEMM_DEPTH, k, b_col, b_step);
+        }
+        for (int d = 0; d < GEMM_DEPTH; d++) {
+            double x[8], y[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) x[i] = left[at][d][ty + 16 * i], y[i] = right[at][d][tx + 16 * i];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+#pragma unroll
+                for (int j = 0; j < 8; j++) sum[i][j] += x[i] * y[j];
+        }
     }
-    for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++) {
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
             const long row = row0 + ty + 16 * i, col = col0 + tx + 16 * j;
             if (row < m && col < n) out[(batch * m + row) * n + col] = sum[i][j];
         }
