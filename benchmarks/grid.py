@@ -22,12 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from classes import CLASSES, GRID, GRID_TRIALS
-from measure import Bench, NoResult
-from rows import HERE, Results, packed
+from measure import Bench, Earlier, NoResult
+from rows import Results, packed
 from run import LIBRARIES, fingerprint, line
 
-from kt.logs.journal import read_log
-from kt.logs.record import Record
 from kt.spaces.errors import KtError
 from kt.spaces.target import usable_cores
 from kt.spaces.workload import Workload, parse
@@ -67,19 +65,6 @@ def shard_of(workloads: Sequence[Workload], index: int, count: int) -> list[Work
     return shards[index][::-1]
 
 
-class Earlier:
-    """Records of the GEMM logs in benchmarks/logs; new ones are read when asked for."""
-
-    def __init__(self) -> None:
-        self._read: dict[Path, list[Record]] = {}
-
-    def records(self) -> list[Record]:
-        for path in sorted((HERE / "logs").glob("gemm-*.jsonl.gz")):
-            if path not in self._read:
-                self._read[path] = read_log(path).records
-        return [record for records in self._read.values() for record in records]
-
-
 def shard(text: str) -> tuple[int, int]:
     """Option type: (index, count) from texts like 0/4."""
     found = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
@@ -105,7 +90,7 @@ def measured(
     bench: Bench, results: Results, workloads: Sequence[Workload], end: float, out: Path | None
 ) -> list[str]:
     """Adds the rows of these shapes that are missing; says what has none in the end."""
-    earlier, missing = Earlier(), []
+    earlier, missing = Earlier("gemm"), []
     for workload in workloads:
         if str(workload) in results.rows:
             continue
@@ -114,7 +99,7 @@ def measured(
             continue
         one = replace(bench, seconds=tuning_seconds(workload, bench.seconds))
         try:
-            log = one.tuned_log(workload, earlier=earlier.records())
+            log = one.tuned_log(workload, earlier=earlier.of_others(workload))
             results.add(one.row(workload, log))
         except (NoResult, KtError) as why:
             missing.append(f"{workload}: {why}")

@@ -15,7 +15,7 @@ from rows import HERE, compressed, slug, versus
 
 from kt.logs.journal import read_log
 from kt.logs.query import Best, Run, best_of, runs
-from kt.logs.record import Failure, Record
+from kt.logs.record import Failure, Record, RunRecord
 from kt.spaces.families import space_of
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload
@@ -66,6 +66,35 @@ def pace(run: Run) -> dict[str, float]:
         "search_share": round(spent.get("search", 0.0) / loop, 4),
         "idle_share": round(max(spent.get("idle", loop - busy) / loop, 0.0), 4),
     }
+
+
+class Earlier:
+    """Records of an operator's logs in benchmarks/logs; new ones are read when asked for."""
+
+    def __init__(self, operator: str) -> None:
+        self._operator = operator
+        self._read: dict[Path, list[Record]] = {}
+
+    def of_others(self, workload: Workload) -> list[Record]:
+        """Those of every workload but this one: its own log would add to its trials."""
+        for path in sorted((HERE / "logs").glob("*.jsonl.gz")):
+            if path not in self._read:
+                self._read[path] = self._of_operator(path)
+        return [
+            record
+            for records in self._read.values()
+            if records and str(workload) not in _header(records).workloads
+            for record in records
+        ]
+
+    def _of_operator(self, path: Path) -> list[Record]:
+        records = read_log(path).records
+        texts = _header(records).workloads if records else ()
+        return records if any(text.split()[0] == self._operator for text in texts) else []
+
+
+def _header(records: Sequence[Record]) -> RunRecord:
+    return next(record for record in records if isinstance(record, RunRecord))
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from classes import CLASSES, GRID, MOST_TRIALS
-from measure import Bench, NoResult, gpu_state
+from measure import Bench, Earlier, NoResult, gpu_state
 from rows import Results, packed
 
 from kt.spaces.errors import KtError
-from kt.spaces.workload import parse
+from kt.spaces.workload import Workload, parse
 from kt.tuner.api import effective_settings
 from kt.tuner.backend.cuda_vendor import COMPILED
 from kt.tuner.devices import tuning_target
@@ -64,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")
     parser.add_argument("--seconds-per-shape", type=float, help="for tuning")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
+    parser.add_argument("--taught", action="store_true", help="learn from logs of other shapes")
     parser.add_argument("--rested", action="store_true", help="also with pauses before samples")
     parser.add_argument("--remeasure", action="store_true", help="time the logged winners again")
     parser.add_argument("--retune", action="store_true", help="start over")
@@ -93,10 +94,17 @@ def fingerprint(bench: Bench) -> dict[str, Any]:
     return found | bench.measurer.environment() | (gpu_state() if target.kind == "cuda" else {})
 
 
+def _prepare(measurer: LocalMeasurer, workload: Workload) -> None:
+    """Makes processes, inputs and the vendor's library ready: a run's budget is for tuning."""
+    measurer.prepare([workload])
+    measurer.vendor_us(workload)
+
+
 def measured(bench: Bench, results: Results, given: argparse.Namespace, end: float) -> list[str]:
     """Adds the rows of one class that are missing; says what has none in the end."""
     slow = COMPILED.intersection(bench.one.opponents)
     spare = SPARE_SECONDS + COMPILING_SECONDS * len(slow)
+    taught = Earlier(bench.one.workloads[0].split()[0])
     missing = []
     for text in bench.one.workloads:
         again = given.remeasure or given.retune
@@ -107,8 +115,10 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
             continue
         workload = parse(text)
         try:
-            bench.measurer.prepare([workload])  # a run's budget begins with what it needs anew
-            row = bench.row(workload, bench.tuned_log(workload, given.retune), given.rested)
+            _prepare(bench.measurer, workload)
+            earlier = taught.of_others(workload) if given.taught else ()
+            log = bench.tuned_log(workload, given.retune, earlier)
+            row = bench.row(workload, log, given.rested)
         except (NoResult, KtError) as why:
             missing.append(f"{text}: {why}")
             print(missing[-1], flush=True)

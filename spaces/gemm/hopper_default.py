@@ -13,6 +13,7 @@ from kt.spaces.theta import Value
 from .cuda import GROUPS
 from .hopper import PlanOf
 from .hopper_model import cycles
+from .hopper_plan import HopperPlan
 
 
 class Shape(NamedTuple):
@@ -35,6 +36,8 @@ SHAPES = tuple(Shape(*values) for values in (
     (64, 16, 1, 1, False), (64, 8, 1, 1, False),
 ))  # fmt: skip
 _GROUP = 8
+_PAIRED, _LOST_CLUSTERS = 2, 3
+"""SMs come in pairs; larger clusters leave SMs of a group unused, and nobody says how many."""
 _STAGES = 8
 
 
@@ -92,8 +95,14 @@ def _candidates(
         for split in splits:
             yield {**values, "split_k": split}
         for parts in knobs["cluster_k"]:
-            if 1 < parts <= min(wanted, p.k_tiles // 2) and cluster_m == 1:
+            if 1 < parts <= min(wanted, p.k_tiles // 2) and cluster_m == 1 and _at_once(p, parts):
                 yield {**values, "cluster_k": parts, "store": "direct"}
+
+
+def _at_once(p: HopperPlan, parts: int) -> bool:
+    """Whether clusters of `parts` CTAs, one for each tile, surely run at once."""
+    held = p.target.cores * p.blocks_sm // parts
+    return parts <= _PAIRED or int(p.tiles) <= held - _LOST_CLUSTERS
 
 
 def _with_stages(
