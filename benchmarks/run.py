@@ -60,7 +60,9 @@ def arguments() -> argparse.Namespace:
         "--class", nargs="+", dest="classes", required=True, choices=names, metavar="CLASS",
         help=", ".join(names),
     )  # fmt: skip
-    parser.add_argument("--only", default="", help="workloads that contain this text")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
+    )
     parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")
     parser.add_argument("--seconds-per-shape", type=float, help="for tuning")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
@@ -108,7 +110,8 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
     missing = []
     for text in bench.one.workloads:
         again = given.remeasure or given.retune
-        if given.only not in text or (text in results.rows and not again):
+        wanted = any(part in text for part in given.only)
+        if not wanted or (text in results.rows and not again):
             continue
         if time.monotonic() + bench.seconds + spare > end:
             missing.append(f"{text}: no time left")
