@@ -163,7 +163,13 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
     one = bench(measure, device, CUDA_TARGETS["h200"], workloads=texts)
     results = rows.Results("nvidia-h200", "fake", {}, (), "abc")
     given = SimpleNamespace(
-        remeasure=False, retune=False, only="", rested=False, out=tmp_path, device="nvidia-h200"
+        remeasure=False,
+        retune=False,
+        only=[""],
+        taught=False,
+        rested=False,
+        out=tmp_path,
+        device="nvidia-h200",
     )
     assert run.measured(one, results, given, float("inf")) == []
     assert len(device.asked) == 2 and "ratio 1.500" in capsys.readouterr().out
@@ -179,11 +185,9 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
 
 
 @pytest.fixture
-def grid(measure: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def grid(measure: Any) -> Any:
     """The module of the grid, writing beside `measure`."""
-    found = importlib.import_module("grid")
-    monkeypatch.setattr(found, "HERE", measure.HERE)
-    return found
+    return importlib.import_module("grid")
 
 
 def test_shards_are_all_shapes_and_take_equally_long(grid: Any) -> None:
