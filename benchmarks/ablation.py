@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from knobs import PATHS, table, verdict
+from knobs import PATHS, table, win
 from measure import gpu_state
 from rows import HERE, Results, median, packed, ratio_interval, slug, thinned
 
@@ -48,6 +48,9 @@ WORKLOADS = (
     "gemm 8192x8192x8192 dtype=bf16", "gemm 2048x2048x2048 dtype=bf16",
     "gemm 4095x4096x4097 dtype=bf16", "gemm 1024x1024x1024 dtype=bf16",
     "gemm 256x1024x1024 dtype=bf16", "gemm 512x512x512 batch=32 dtype=bf16",
+    "gemm 128x2048x1024 dtype=bf16", "gemm 4x2048x2048 dtype=bf16",
+    "conv2d 8x112x112x12,40x3x3 pad=1 dtype=bf16",
+    "conv2d 32x14x14x1024,256x1x1 epilogue=bias+relu dtype=bf16",
 )  # fmt: skip
 ALWAYS = "mma"
 SECONDS, SECONDS_EACH, SPARE_SECONDS = 0.5, 0.08, 25.0
@@ -203,8 +206,8 @@ def line(subject: Subject, path: str, knob: dict[str, Any]) -> str:
     shown = "  ".join(
         f"{v['value']} {v['ratio']:.3f}" for v in sorted(timed_ones, key=lambda v: v["ratio"])[:6]
     )
-    rival = verdict(path, knob)
-    against = f"  plain {rival['value']} {rival['ratio']:.3f}" if rival else ""
+    one = win(path, knob)
+    against = f"  {one.value} over plain {one.plain} {one.ratio:.3f}" if one else ""
     return (
         f"{subject.workload!s:38} {subject.family:8} {path:18} tuned {knob['tuned']!s:9} "
         f"others: {shown or 'none'}{against}"

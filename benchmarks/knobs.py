@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rows import HERE
+from rows import HERE, ratio_interval
 
 RESULTS = HERE / "results" / "nvidia-h200" / "ablation.json"
 NOISE = 0.01
@@ -56,26 +56,42 @@ GROUPS = (
 PATHS = tuple(path for group in GROUPS for path in group.plain)
 
 
-def verdict(path: str, knob: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The plain value that does best against the tuned one; None where the tuned one is plain."""
+@dataclass(frozen=True)
+class Win:
+    """The best value of a knob that is not plain, against the best plain one."""
+
+    workload: str
+    value: Any
+    plain: Any
+    ratio: float
+    """The plain value's time over the other's, with its interval."""
+    low: float
+    high: float
+
+
+def win(path: str, knob: Mapping[str, Any], workload: str = "") -> Win | None:
+    """None where only plain values ran, or only others. The tuned value is one of them."""
     plain = next(group.plain[path] for group in GROUPS if path in group.plain)
-    if plain(knob["tuned"]):
+    ran = [one for one in ({**knob, "value": knob["tuned"]}, *knob["values"]) if "us" in one]
+    ran.sort(key=lambda one: one["us"])
+    best = next((one for one in ran if not plain(one["value"])), None)
+    rival = next((one for one in ran if plain(one["value"])), None)
+    if best is None or rival is None:
         return None
-    rivals = [v for v in knob["values"] if plain(v["value"]) and "ratio" in v]
-    return min(rivals, key=lambda v: v["ratio"], default=None)
+    ratio, low, high = ratio_interval(rival["samples"], best["samples"])
+    return Win(workload, best["value"], rival["value"], ratio, low, high)
 
 
-def wins(rows: list[dict[str, Any]], path: str) -> list[tuple[Mapping[str, Any], str, Any]]:
-    """(the best plain value, workload, tuned value) where a knob's tuned value wins, best first."""
-    found = []
-    for row in rows:
-        for name, knob in row["knobs"].items():
-            if name.split(" ")[1] != path:
-                continue
-            rival = verdict(path, knob)
-            if rival and rival["ratio_low"] > 1 + NOISE:
-                found.append((rival, row["workload"], knob["tuned"]))
-    return sorted(found, key=lambda one: -one[0]["ratio"])
+def wins(rows: list[dict[str, Any]], path: str) -> list[Win]:
+    """Where a value of a knob beats the plain ones beyond the noise, the largest first."""
+    found = [
+        one
+        for row in rows
+        for name, knob in row["knobs"].items()
+        if name.split(" ")[1] == path
+        if (one := win(path, knob, row["workload"])) and one.low > 1 + NOISE
+    ]
+    return sorted(found, key=lambda one: -one.ratio)
 
 
 def table(results: Path = RESULTS) -> str:
@@ -84,7 +100,7 @@ def table(results: Path = RESULTS) -> str:
         return "_Not measured yet._"
     rows = json.loads(results.read_text())["rows"]
     lines = [
-        "| idea | knob | wins | largest win: tuned value over the best plain one |",
+        "| idea | knob | wins | largest win: best value over the best plain one |",
         "|---|---|---:|---|",
     ]
     for group in GROUPS:
@@ -94,10 +110,10 @@ def table(results: Path = RESULTS) -> str:
                 continue
             found, best = wins(rows, path), "none beyond the noise"
             if found:
-                rival, workload, tuned = found[0]
+                one = found[0]
                 best = (
-                    f"`{workload}`: {tuned} over {rival['value']}, {rival['ratio']:.2f} "
-                    f"({rival['ratio_low']:.2f}–{rival['ratio_high']:.2f})"
+                    f"`{one.workload}`: {one.value} over {one.plain}, {one.ratio:.2f} "
+                    f"({one.low:.2f}–{one.high:.2f})"
                 )
             lines.append(f"| {group.title} | `{path}` | {len(found)} of {tried} | {best} |")
     return "\n".join(lines)

@@ -110,5 +110,10 @@ def test_the_table_shows_wins_beyond_the_noise_and_their_absence(ablation: Any) 
     shown = knobs.table(results.path)
     assert f"| `mem.stages` | 1 of 1 | `{TEXT}`: 5 over 2, 2.00" in shown
     assert "`perm.group` | 0 of 1 | none beyond the noise" in shown
+    tuned = {"tuned": 2, "us": 10.0, "samples": [10.0] * 9}  # plain, and not the best
+    other = {"value": 5, "us": 8.0, "samples": [8.0] * 9}
+    won = knobs.win("mem.stages", {**tuned, "values": [other]})
+    assert (won.value, won.plain, won.ratio) == (5, 2, 1.25)
+    assert knobs.win("mem.stages", {**tuned, "values": []}) is None
     assert knobs.table(results.path.with_name("none.json")) == "_Not measured yet._"
     assert json.loads(results.path.read_text())["rows"][0]["class"] == "ablation"
