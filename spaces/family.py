@@ -72,6 +72,10 @@ class Family(ABC):
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         """A hand-written heuristic's values by short knob name; always legal."""
 
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
+        """Legal values that the heuristic ranks high, best first; the first is the default."""
+        return (self.default(workload, target),)
+
     @abstractmethod
     def derive(
         self, workload: Workload, target: Target, values: Columns

@@ -79,6 +79,14 @@ class FamilySpace:
         paths = {knob.name: knob.path for knob in self.knobs}
         return self.point({paths[name]: value for name, value in values.items()})
 
+    @cached_property
+    def likely(self) -> Points:
+        """The points that the family's heuristic ranks high, distinct, the default first."""
+        paths = {knob.name: knob.path for knob in self.knobs}
+        ranked = self.family.likely(self.workload, self.target)
+        points = [self.point({paths[name]: v for name, v in one.items()}) for one in ranked]
+        return np.array(list(dict.fromkeys(points)), dtype=np.int64)
+
     def indices(self, points: Points) -> NDArray[np.int64]:
         """Choice index of each knob, shape [len(points), knobs]."""
         return points[:, None] // self._strides % self._sizes
@@ -230,6 +238,16 @@ class Space:
         """Each family's default, the first family's first."""
         parts = zip(self.parts, self._offsets.tolist(), strict=False)
         return np.array([offset + part.default for part, offset in parts], dtype=np.int64)
+
+    def likely(self, count: int) -> Points:
+        """Points that the families' heuristics rank high besides the defaults, best first.
+
+        The families take turns; at most `count` of each.
+        """
+        parts = zip(self.parts, self._offsets.tolist(), strict=False)
+        ranked = [offset + part.likely[1 : 1 + count] for part, offset in parts]
+        turns = [(turn, which, p) for which, r in enumerate(ranked) for turn, p in enumerate(r)]
+        return np.array([int(point) for _, _, point in sorted(turns)], dtype=np.int64)
 
     def _part(self, point: int) -> tuple[FamilySpace, int]:
         i = int(np.searchsorted(self._offsets, point, side="right")) - 1

@@ -175,6 +175,10 @@ class ForeignSpace(RecordedSpace):
     def defaults(self) -> Points:
         return super().defaults() if self._described else np.empty(0, dtype=np.int64)
 
+    def likely(self, count: int) -> Points:
+        """Nothing: nobody wrote a heuristic for it."""
+        return np.empty(0, dtype=np.int64)
+
     @cached_property
     def disagreements(self) -> int:
         """Recorded points that a condition of the T1 file forbids."""

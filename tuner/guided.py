@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from kt.spaces.space import Points
+from kt.spaces.space import Points, Space
 
 from .anneal import Score, anneal
 from .picker import Picker
@@ -18,6 +18,8 @@ from .surrogate import Surrogate
 DISTRUST_SHARE = 0.5
 """Share of a batch that explores while the model does not predict."""
 FILLING_POOL = 1024
+_MOST_STEPS, _STEPS_SHARE = 3, 0.6
+"""Of a walk to a point near a known one."""
 
 
 class Guided:
@@ -33,6 +35,11 @@ class Guided:
         if not len(state.measured) or not self._surrogate.ready():
             if self._surrogate.teacher:
                 self._follow(picker, rng)
+            if len(known := self._known(state)):
+                likely = state.space.likely(self._preset.likely)
+                picker.add(likely, "likely", -(-picker.room // 2))
+                near = wandered(state.space, known, rng, 4 * picker.room)
+                picker.add(near, "near", round(self._preset.near * picker.room))
             picker.add(space_filling(picker, rng), "filling")
             picker.add_random(rng)
             return
@@ -97,15 +104,27 @@ class Guided:
         """Chains go on where they were, a quarter restarted: at the best measured, and anew."""
         chains = self._preset.chains
         best = state.best_measured(chains // 8)
-        if self._chains is None:
+        if self._chains is not None:
+            kept = self._chains.copy()
+        elif len(known := self._known(state)):
+            kept = wandered(state.space, np.concatenate([best, known]), rng, chains)
+        else:
             fresh = state.space.sample(rng, chains - len(best), state.measured)
             starts = np.concatenate([best, fresh])
             return np.resize(starts if len(starts) else state.proposed, chains)
-        kept = self._chains.copy()
         kept[: len(best)] = best
-        fresh = state.space.sample(rng, chains // 8, state.measured)
+        fresh = state.space.sample(rng, chains // self._preset.fresh, state.measured)
         kept[len(kept) - len(fresh) :] = fresh
         return kept
+
+    def _known(self, state: State) -> Points:
+        """What heuristics and earlier logs take for good, where the preset wants that."""
+        space = state.space
+        if not self._preset.likely:
+            return np.empty(0, dtype=np.int64)
+        found = (space.defaults(), state.warm, space.likely(self._preset.likely))
+        points = np.concatenate(found)
+        return points[space.legal(points)]
 
     def _sweep(self, state: State) -> Points:
         """Unproposed one-knob variations of the best few, by predicted score."""
@@ -133,6 +152,15 @@ class Guided:
             if len(levels):
                 level = levels[rng.integers(len(levels))]
                 picker.add(found[spots[:, knob] == level], "level", 1)
+
+
+def wandered(space: Space, bases: Points, rng: np.random.Generator, n: int) -> Points:
+    """`n` legal points, one to three steps of a knob away from the bases in turn."""
+    points = np.resize(bases, n)
+    for _ in range(_MOST_STEPS):
+        moved = space.moves(points, rng)
+        points = np.where(rng.random(n) < _STEPS_SHARE, moved, points)
+    return points
 
 
 def diverse(points: Points, coordinates: NDArray[np.float64], n: int) -> Points:

@@ -33,10 +33,19 @@ class RecordedSpace(Space):
 
     def defaults(self) -> Points:
         """The recorded points nearest to the defaults."""
-        wanted = self.coordinates(super().defaults())
+        return np.sort(self._nearest(super().defaults()))
+
+    def likely(self, count: int) -> Points:
+        """The recorded points nearest to those of the families' heuristics, best first."""
+        return self._nearest(super().likely(count))
+
+    def _nearest(self, wanted: Points) -> Points:
+        """The recorded point nearest to each of some, once."""
         spots = self.coordinates(self._recorded)
-        nearest = [int(np.abs(spots - spot).sum(axis=1).argmin()) for spot in wanted]
-        return self._recorded[sorted(set(nearest))]
+        found = [
+            int(np.abs(spots - spot).sum(axis=1).argmin()) for spot in self.coordinates(wanted)
+        ]
+        return self._recorded[list(dict.fromkeys(found))]
 
     def neighbours(self, points: Points, rng: np.random.Generator, tries: int = 4) -> Points:
         rows, counts = self._near

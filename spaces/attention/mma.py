@@ -32,7 +32,7 @@ from .cuda import (
     rescale_define,
     wide_rows,
 )
-from .mma_plan import Plan, default_values
+from .mma_plan import Plan, likely_values
 from .problem import as_attention
 
 _BM = (16, 32, 48, 64, 96, 128, 192, 256)
@@ -126,8 +126,11 @@ class AttentionMma(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         choices = {knob.name: knob.choices for knob in self.knobs(workload, target)}
-        return default_values(as_attention(workload), target, choices, self.rules(workload, target))
+        return likely_values(as_attention(workload), target, choices, self.rules(workload, target))
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_attention(workload)

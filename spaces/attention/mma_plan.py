@@ -178,10 +178,14 @@ _NARROW = ((64, 128, 4), (64, 96, 4), (64, 64, 4), (64, 48, 4), (64, 32, 4), (32
            (32, 16, 2), (16, 16, 1))  # fmt: skip
 
 
-def default_values(
+def likely_values(
     w: Attention, target: Target, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
-) -> Mapping[str, Value]:
-    """Two CTAs an SM with the widest tile that leaves registers; `knobs`: choices by name."""
+) -> list[Mapping[str, Value]]:
+    """Two CTAs an SM with the widest tile that leaves registers, then narrower ones, then one CTA.
+
+    The first is the default. `knobs` holds the choices by name.
+    """
+    found: list[Mapping[str, Value]] = []
     filled = w.b * w.h * ceil_div(w.s, 128) >= 2 * target.cores and w.s > 64
     tiles = (*_WIDE, *_NARROW) if filled else (*_NARROW, *_WIDE)
     plans = (("joint", 2), ("separate", 1))
@@ -196,6 +200,7 @@ def default_values(
             "overlap": False, "warps": warps, "blocks": blocks, "barriers": barriers,
         }  # fmt: skip
         spills = Plan(w, values).may_spill(register_limit(target, 32 * warps, blocks))
-        if is_legal(rules, values) and not (sure and spills):
-            return values
-    raise AssertionError(f"no default for '{w}' on {target.name}")
+        if is_legal(rules, values) and sure is not bool(spills):
+            found.append(values)
+    assert found, f"no default for '{w}' on {target.name}"
+    return found

@@ -33,7 +33,7 @@ from .cuda import (
     rescale_define,
 )
 from .problem import as_attention, group
-from .split_kv_plan import ROW_TILE, SplitPlan, default_values, packed_rows
+from .split_kv_plan import ROW_TILE, SplitPlan, likely_values, packed_rows
 
 _MOST_ROWS = 128
 """Queries times heads of a group: beyond, tiles of rows read K and V too often."""
@@ -146,8 +146,11 @@ class AttentionSplitKv(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         choices = {knob.name: knob.choices for knob in self.knobs(workload, target)}
-        return default_values(as_attention(workload), target, choices, self.rules(workload, target))
+        return likely_values(as_attention(workload), target, choices, self.rules(workload, target))
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_attention(workload)

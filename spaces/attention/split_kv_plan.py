@@ -138,10 +138,13 @@ class SplitPlan:
 # -- default --------------------------------------------------------------------------------
 
 
-def default_values(
+def likely_values(
     w: Attention, target: Target, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
-) -> Mapping[str, Value]:
-    """The warps, stages and splits with the least modelled time, two CTAs an SM where they fit."""
+) -> list[Mapping[str, Value]]:
+    """Warps, stages and splits by modelled time, two CTAs an SM where they fit.
+
+    The first is the default.
+    """
     for blocks, q in itertools.product((2, 1), ("registers", "shared")):
         base: dict[str, Any] = {
             "m_tiles": 1, "keys": knobs["keys"][0], "q": q, "prefetch": 128, "warm": False,
@@ -155,7 +158,7 @@ def default_values(
         ]
         legal = [values for values in found if is_legal(rules, values)]
         if legal:
-            return min(legal, key=lambda values: _modelled_time(w, target, values))
+            return sorted(legal, key=lambda values: _modelled_time(w, target, values))
     raise AssertionError(f"no default for '{w}' on {target.name}")
 
 

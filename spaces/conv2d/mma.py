@@ -10,7 +10,7 @@ import numpy as np
 from kt.spaces.cuda import Floats, element_bytes, rule
 from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
-from kt.spaces.gemm.mma_default import default_values
+from kt.spaces.gemm.mma_default import ranked_values
 from kt.spaces.gemm.mma_plan import operands
 from kt.spaces.gemm.mma_tiles import LAYOUTS, tile_defines, tile_features, tile_knobs, tile_rules
 from kt.spaces.kernel import Kernel, expand, stub
@@ -111,6 +111,9 @@ class Conv2dMma(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w, product = with_product(workload)
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         rules = self.rules(w, target)
@@ -119,7 +122,7 @@ class Conv2dMma(Family):
             "copy_a": way, "copy_b": _default_filters(knobs["copy_b"], way),
             "cache": "l2" if way.endswith("16") or way == "repack" else "l1", "k_order": "taps",
         }  # fmt: skip
-        return default_values(
+        return ranked_values(
             product, target, knobs, rules, fixed, lambda v: ConvPlan(w, product, v)
         )
 

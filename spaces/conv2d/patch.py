@@ -13,7 +13,7 @@ from kt.spaces.cuda import VECTOR, Floats, alignment, element_bytes, rule
 from kt.spaces.extents import ceil_div, round_up
 from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
-from kt.spaces.gemm.mma_default import default_values
+from kt.spaces.gemm.mma_default import ranked_values
 from kt.spaces.gemm.mma_plan import Operand, Plan
 from kt.spaces.gemm.mma_tiles import LAYOUTS, tile_defines, tile_features, tile_knobs, tile_rules
 from kt.spaces.kernel import Kernel, expand, stub
@@ -183,18 +183,21 @@ class Conv2dPatch(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_conv(workload)
         return self._completed(w, target, _shapes(w))
 
     def _completed(
         self, w: Conv2d, target: Target, shapes: Sequence[Mapping[str, int]]
-    ) -> Mapping[str, Value]:
+    ) -> Sequence[Mapping[str, Value]]:
         product = with_product(w)[1]
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         channels = group_channels(w)
         knobs["bk"] = tuple(b for b in knobs["bk"] if channels % int(b) == 0)
         fixed: dict[str, Value] = {"copy_b": knobs["copy_b"][0]}
-        return default_values(
+        return ranked_values(
             product, target, knobs, self.rules(w, target), fixed,
             lambda v: _PatchPlan(w, product, v), shapes,
         )  # fmt: skip

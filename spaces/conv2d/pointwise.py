@@ -63,6 +63,9 @@ class Pointwise(Family):
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
         return self.gemm.default(_product(workload), target)
 
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
+        return self.gemm.likely(_product(workload), target)
+
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         return self.gemm.derive(_product(workload), target, values)
 

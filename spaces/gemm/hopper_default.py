@@ -41,24 +41,25 @@ _PAIRED, _LOST_CLUSTERS = 2, 3
 _STAGES = 8
 
 
-def default_values(
+def ranked_values(
     plan: PlanOf,
     knobs: Mapping[str, Sequence[Any]],
     rules: Sequence[Rule],
     shapes: Sequence[Shape] = SHAPES,
-) -> Mapping[str, Value]:
-    """`knobs` holds the choices by short name; `plan` says what values imply."""
-    best: tuple[float, dict[str, Value]] | None = None
+) -> list[Mapping[str, Value]]:
+    """Values by estimated cycles; the first are the default.
+
+    `knobs` holds the choices by short name; `plan` says what values imply.
+    """
+    found: list[tuple[float, dict[str, Value]]] = []
     for values in _candidates(plan, knobs, shapes):
         legal = _with_stages(values, knobs, rules)
         if legal is None:
             continue
         p = plan(legal)
-        time = float(cycles(p.w, p.target, legal, p)["cycles"])
-        if best is None or time < best[0]:
-            best = time, legal
-    assert best is not None, "no default tile is legal"
-    return best[1]
+        found.append((float(cycles(p.w, p.target, legal, p)["cycles"]), legal))
+    assert found, "no default tile is legal"
+    return [values for _, values in sorted(found, key=lambda x: x[0])]
 
 
 def _candidates(

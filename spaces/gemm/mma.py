@@ -14,7 +14,7 @@ from kt.spaces.theta import Theta, Value
 from kt.spaces.workload import Gemm, Workload
 
 from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
-from .mma_default import default_values
+from .mma_default import ranked_values
 from .mma_plan import Plan, operands
 from .mma_tiles import LAYOUTS, tile_defines, tile_features, tile_knobs, tile_rules
 
@@ -45,11 +45,14 @@ class GemmMma(Family):
         return tile_rules(w, target, once(lambda v: Plan(w, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_gemm(workload)
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         copies = {name: _default_copy(knobs[name], w) for name in ("copy_a", "copy_b")}
         rules = self.rules(w, target)
-        return default_values(w, target, knobs, rules, copies, lambda v: Plan(w, v))
+        return ranked_values(w, target, knobs, rules, copies, lambda v: Plan(w, v))
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_gemm(workload)

@@ -37,19 +37,20 @@ TILES = tuple(
 PlanOf = Callable[[Mapping[str, Any]], Plan]
 
 
-def default_values(
+def ranked_values(
     w: Gemm, target: Target, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule],
     fixed: Mapping[str, Value], plan: PlanOf, shapes: Sequence[Mapping[str, int]] = TILES,
-) -> Mapping[str, Value]:  # fmt: skip
-    """The tile of `shapes` with the least modelled time, and as many stages as shared memory holds.
+) -> list[Mapping[str, Value]]:  # fmt: skip
+    """Tiles of `shapes` by modelled time, each with as many stages as shared memory holds.
 
-    `knobs` holds the choices by short name, `fixed` the values of those that are not of the tile.
+    The first is the default. `knobs` holds the choices by short name, `fixed` the values of those
+    that are not of the tile.
     """
     search = _Search(w, target, knobs, rules, fixed, plan)
     fitting = [t for t in shapes if all(n in knobs[name] for name, n in t.items())]
     found = [x for x in map(search.complete, fitting) if x]
     assert found, f"no default tile for '{w}' on {target.name}"
-    return min(found, key=lambda x: x[0])[1]
+    return [values for _, values in sorted(found, key=lambda x: x[0])]
 
 
 @dataclass(frozen=True)

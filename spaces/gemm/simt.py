@@ -222,7 +222,10 @@ class GemmSimt(Family):
         ]
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return _default(as_gemm(workload), target, self)
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
+        return _ranked(as_gemm(workload), target, self)
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_gemm(workload)
@@ -295,11 +298,11 @@ _SHAPES = (
 )  # fmt: skip
 
 
-def _default(w: Gemm, target: Target, family: GemmSimt) -> Mapping[str, Value]:
-    """The tile with the least modelled time, split along k where tiles leave SMs idle."""
+def _ranked(w: Gemm, target: Target, family: GemmSimt) -> list[Mapping[str, Value]]:
+    """Tiles by modelled time, split along k where they leave SMs idle; the first is the default."""
     knobs: dict[str, Sequence[Any]] = {k.name: k.choices for k in family.knobs(w, target)}
     rules = family.rules(w, target)
-    best: tuple[float, dict[str, Value]] | None = None
+    ranked: list[tuple[float, dict[str, Value]]] = []
     for tm, tn, lanes_m, warps_m, warps_n in _SHAPES:
         for bk in knobs["bk"][1::-1]:
             values: dict[str, Any] = {
@@ -322,10 +325,9 @@ def _default(w: Gemm, target: Target, family: GemmSimt) -> Mapping[str, Value]:
                 if s <= 3 and (s == 2 or s <= _Plan(w, values).split_tiles + 1)
             )
             if is_legal(rules, values):
-                found = (_modelled_time(w, target, values), values)
-                best = found if best is None or found[0] < best[0] else best
-    assert best is not None, f"no default tile for '{w}' on {target.name}"
-    return best[1]
+                ranked.append((_modelled_time(w, target, values), values))
+    assert ranked, f"no default tile for '{w}' on {target.name}"
+    return [values for _, values in sorted(ranked, key=lambda x: x[0])]
 
 
 def _modelled_time(w: Gemm, target: Target, values: Mapping[str, Any]) -> float:

@@ -16,7 +16,7 @@ from kt.spaces.workload import Gemm, Workload
 
 from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
 from .hopper import hopper_defines, hopper_knobs, hopper_rules, hopper_stores
-from .hopper_default import SHAPES, Shape, default_values
+from .hopper_default import SHAPES, Shape, ranked_values
 from .hopper_model import hopper_features
 from .hopper_plan import HopperPlan
 from .mma_plan import operands
@@ -73,10 +73,13 @@ class GemmWgmma(Family):
         return hopper_rules(self.product(w), target, once(lambda v: self.plan(w, target, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_gemm(workload)
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         rules = self.rules(w, target)
-        return default_values(lambda v: self.plan(w, target, v), knobs, rules, self.shapes(knobs))
+        return ranked_values(lambda v: self.plan(w, target, v), knobs, rules, self.shapes(knobs))
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_gemm(workload)

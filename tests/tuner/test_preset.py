@@ -13,8 +13,10 @@ from odd_families import space
 
 from kt.logs.record import Settings
 from kt.spaces.errors import SettingsError
+from kt.spaces.families import space_of
 from kt.spaces.space import Points, Space
 from kt.spaces.target import CUDA_TARGETS, detect_cpu
+from kt.spaces.workload import parse
 from kt.tuner.anneal import anneal
 from kt.tuner.api import effective_settings
 from kt.tuner.preset import AUTOTVM, CUDA_REVISION, REVISION, REVISIONS, preset_of
@@ -55,7 +57,7 @@ def test_settings_name_their_preset() -> None:
     assert preset_of(Settings()) is REVISIONS[1]  # a log from before revisions
     assert preset_of(Settings(revision=2)) is REVISIONS[2]
     assert preset_of(Settings(strategy="autotvm", revision=2)) is AUTOTVM
-    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2, 3, 4"):
+    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2, 3, 4, 5"):
         preset_of(Settings(revision=99))
 
 
@@ -72,6 +74,7 @@ def test_new_runs_use_the_newest_revision() -> None:
         (2, "fake", "80b9a03f5d523fbe"), (2, "huge", "fb213d38936eacb8"),
         (3, "fake", "e048f52fc648f750"), (3, "huge", "23b1513ca8b717b3"),
         (4, "fake", "e289f26c6b8122a8"), (4, "huge", "2b22eb867c101fce"),
+        (5, "fake", "40a48fc61b2f24d3"), (5, "huge", "6c17e634df1ae45b"),
     ],
 )  # fmt: skip
 def test_the_constants_of_a_revision_are_those_of_its_logs(
@@ -136,3 +139,19 @@ def test_climbing_reaches_better_points_than_annealing_alone() -> None:
     assert ends[1].chains.tolist() == ends[0].chains.tolist()
     assert (np.diff(ends[1].scores) <= 0).all()
     assert len(np.unique(ends[1].points)) == len(ends[1].points)
+
+
+def test_the_fifth_revision_begins_with_what_heuristics_rank_high() -> None:
+    where = space_of(parse("gemm 1024x1024x4096 dtype=bf16"), CUDA_TARGETS["h200"])
+    search = Search([where], [NOTHING], Settings(revision=5, epsilon=0.25, lag=2), 0)
+    first, second = search.propose([64]), search.propose([64])
+    assert first is not None and second is not None
+    defaults, likely = where.defaults().tolist(), where.likely(6).tolist()
+    assert first.points[:2].tolist() == defaults
+    assert first.points[2:5].tolist() == likely[:3] and first.sources[2:5] == ("likely",) * 3
+    assert first.sources[5:] == ("near", "near", "filling")
+    assert second.points[:2].tolist() == likely[3:5]
+    spots = where.coordinates(np.array([*first.points[5:7], *defaults, *likely]))
+    for near in spots[:2]:
+        assert (spots[2:] != near).sum(axis=1).min() <= 3
+    assert where.legal(first.points).all() and where.legal(second.points).all()
