@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kt.spaces.cuda import is_legal
 from kt.spaces.family import Rule
 from kt.spaces.theta import Value
@@ -35,7 +37,8 @@ SHAPES = tuple(Shape(*values) for values in (
     (64, 256, 1, 1, False), (64, 128, 1, 1, False), (64, 64, 1, 1, False), (64, 32, 1, 1, False),
     (64, 16, 1, 1, False), (64, 8, 1, 1, False),
 ))  # fmt: skip
-_GROUP = 8
+GROUP = 8
+"""Tiles in a group of the raster, at most."""
 _PAIRED, _LOST_CLUSTERS = 2, 3
 """SMs come in pairs; larger clusters leave SMs of a group unused, and nobody says how many."""
 _STAGES = 8
@@ -53,7 +56,7 @@ def ranked_values(
     """
     found: list[tuple[float, dict[str, Value]]] = []
     for values in _candidates(plan, knobs, shapes):
-        legal = _with_stages(values, knobs, rules)
+        legal = with_stages(values, knobs, rules)
         if legal is None:
             continue
         p = plan(legal)
@@ -66,47 +69,59 @@ def _candidates(
     plan: PlanOf, knobs: Mapping[str, Sequence[Any]], shapes: Sequence[Shape]
 ) -> Iterator[dict[str, Any]]:
     """Values of every known tile but the stages: split-K fills the SMs."""
-    bk = max(x for x in knobs["bk"] if x <= knobs["bk"][0] * 2)
     copies = [{"copy_a": x} for x in knobs.get("copy_a", ())] or [{}]
     for shape, copy in product(shapes, copies):
         bm, bn, consumers, cluster_m, persistent, blocks = shape
         if bm not in knobs["bm"] or bn not in knobs["bn"] or cluster_m not in knobs["cluster_m"]:
             continue
         values: dict[str, Any] = {
-            "bm": bm, "bn": bn, "bk": bk, "store": knobs["store"][-1], "buffers": 1, **copy,
-            "raster": "m", "group": 1, "split_k": 1, "split_mode": "last",
-            "consumers": consumers, "producer": "warpgroup", "cluster_m": cluster_m,
-            "cluster_n": 1, "cluster_k": 1, "persistent": persistent, "blocks": blocks,
-            "pingpong": False, "early": knobs["early"][-1],
+            **common_values(knobs), "bm": bm, "bn": bn, **copy, "consumers": consumers,
+            "cluster_m": cluster_m, "persistent": persistent, "blocks": blocks,
         }  # fmt: skip
-        if "swizzle_b" in knobs:
-            values["swizzle_b"] = 128
-        if "promote" in knobs:
-            values["promote"] = max(bk, knobs["promote"][0])
-        if "warm" in knobs:
-            values["warm"] = 0
         p = plan(values)
         if not p.fills_boxes:
             values["store"] = "direct"
         if min(p.m_clusters, p.n_clusters) > 1:
             fit = (g for g in GROUPS if g in knobs["group"] and g < 2 * p.m_clusters)
-            values["group"] = max((g for g in fit if g <= _GROUP), default=1)
+            values["group"] = max((g for g in fit if g <= GROUP), default=1)
         wanted = p.target.cores // int(p.tiles) if not persistent else 1
         splits = {1, max(s for s in knobs["split_k"] if s <= max(1, min(wanted, p.k_tiles // 4)))}
         for split in splits:
             yield {**values, "split_k": split}
         for parts in knobs["cluster_k"]:
-            if 1 < parts <= min(wanted, p.k_tiles // 2) and cluster_m == 1 and _at_once(p, parts):
+            if (
+                1 < parts <= min(wanted, p.k_tiles // 2)
+                and cluster_m == 1
+                and at_once(p, parts, int(p.tiles))
+            ):
                 yield {**values, "cluster_k": parts, "store": "direct"}
 
 
-def _at_once(p: HopperPlan, parts: int) -> bool:
-    """Whether clusters of `parts` CTAs, one for each tile, surely run at once."""
-    held = p.target.cores * p.blocks_sm // parts
-    return parts <= _PAIRED or int(p.tiles) <= held - _LOST_CLUSTERS
+def common_values(knobs: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """What all tiles have, where nothing else is said."""
+    bk = max(x for x in knobs["bk"] if x <= knobs["bk"][0] * 2)
+    values: dict[str, Any] = {
+        "bk": bk, "store": knobs["store"][-1], "buffers": 1, "raster": "m", "group": 1,
+        "split_k": 1, "split_mode": "last", "producer": "warpgroup", "cluster_m": 1,
+        "cluster_n": 1, "cluster_k": 1, "persistent": False, "blocks": 1, "pingpong": False,
+        "early": knobs["early"][-1],
+    }  # fmt: skip
+    if "swizzle_b" in knobs:
+        values["swizzle_b"] = 128
+    if "promote" in knobs:
+        values["promote"] = max(bk, knobs["promote"][0])
+    if "warm" in knobs:
+        values["warm"] = 0
+    return values
 
 
-def _with_stages(
+def at_once(p: HopperPlan, parts: int, tiles: int) -> bool:
+    """Whether clusters of `parts` CTAs, one for each of `tiles`, surely run at once."""
+    held = p.target.cores * int(np.max(p.blocks_sm)) // parts
+    return parts <= _PAIRED or tiles <= held - _LOST_CLUSTERS
+
+
+def with_stages(
     values: Mapping[str, Any], knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
 ) -> dict[str, Any] | None:
     """As many stages as shared memory holds; None where nothing is legal."""

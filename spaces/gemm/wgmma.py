@@ -17,6 +17,7 @@ from kt.spaces.workload import Gemm, Workload
 from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
 from .hopper import hopper_defines, hopper_knobs, hopper_rules, hopper_stores
 from .hopper_default import SHAPES, Shape, ranked_values
+from .hopper_likely import likely_values
 from .hopper_model import hopper_features
 from .hopper_plan import HopperPlan
 from .mma_plan import operands
@@ -73,10 +74,17 @@ class GemmWgmma(Family):
         return hopper_rules(self.product(w), target, once(lambda v: self.plan(w, target, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
+        return self._ranked(as_gemm(workload), target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_gemm(workload)
+        knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
+        tiles = likely_values(lambda v: self.plan(w, target, v), knobs, self.rules(w, target))
+        default, *others = self._ranked(w, target)
+        return (default, *tiles, *others)
+
+    def _ranked(self, w: Gemm, target: Target) -> Sequence[Mapping[str, Value]]:
+        """Common tiles by estimated cycles."""
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         rules = self.rules(w, target)
         return ranked_values(lambda v: self.plan(w, target, v), knobs, rules, self.shapes(knobs))

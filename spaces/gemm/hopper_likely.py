@@ -1,0 +1,92 @@
+"""Likely θ of products on wgmma: tiles of every size, and ways to share k, by the cycle model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kt.spaces.family import Rule
+from kt.spaces.theta import Value
+
+from .cuda import GROUPS
+from .hopper import PlanOf
+from .hopper_default import GROUP, at_once, common_values, with_stages
+from .hopper_model import cycles
+
+MOST = 12
+_CONSUMERS = {64: 1, 128: 2, 192: 3, 256: 2}
+"""Warpgroups that share a tile of so many rows."""
+_DEPTHS = (8, 6, 4, 3, 2)
+"""Stages that are tried for the ranking."""
+
+_Columns = dict[str, NDArray[Any]]
+
+
+def likely_values(
+    plan: PlanOf, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
+) -> list[Mapping[str, Value]]:
+    """The best θ of each tile and way to share k, by estimated cycles; at most `MOST`."""
+    columns = _grid(plan, knobs)
+    time = _ranked(plan, columns, rules)
+    found: dict[tuple[Any, ...], Mapping[str, Value]] = {}
+    for i in np.argsort(time, kind="stable")[: int(np.isfinite(time).sum())].tolist():
+        values = {name: column[i].item() for name, column in columns.items()}
+        key = tuple(values[name] for name in ("bm", "bn", "split_k", "cluster_k"))
+        if key not in found and (whole := with_stages(values, knobs, rules)):
+            found[key] = whole
+            if len(found) == MOST:
+                break
+    return list(found.values())
+
+
+def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
+    """All combinations; what is left of θ follows from them."""
+    sizes = [(bm, bn) for bm in knobs["bm"] for bn in knobs["bn"]]
+    clusters = [c for c in knobs["cluster_m"] if c <= 2]
+    shared = [(s, 1) for s in knobs["split_k"]] + [(1, c) for c in knobs["cluster_k"] if c > 1]
+    copies = knobs.get("copy_a", ("",))
+    rows = list(product(sizes, clusters, shared, knobs["persistent"], copies))
+    bn = np.array([size[1] for size, *_ in rows])
+    bm = np.array([size[0] for size, *_ in rows])
+    columns: _Columns = {
+        "bm": bm, "bn": bn, "consumers": np.array([_CONSUMERS[x] for x in bm.tolist()]),
+        "cluster_m": np.array([cluster for _, cluster, *_ in rows]),
+        "split_k": np.array([ways[0] for _, _, ways, *_ in rows]),
+        "cluster_k": np.array([ways[1] for _, _, ways, *_ in rows]),
+        "persistent": np.array([turns for *_, turns, _ in rows], dtype=bool),
+    }  # fmt: skip
+    fixed = common_values(knobs)
+    columns |= {n: np.full(len(rows), v) for n, v in fixed.items() if n not in columns}
+    if "copy_a" in knobs:
+        columns["copy_a"] = np.array([copy for *_, copy in rows])
+    direct = (bn % 16 != 0) | (columns["cluster_k"] > 1)
+    columns["store"] = np.where(direct, "direct", knobs["store"][-1])
+    p = plan(columns)
+    lines = np.minimum(p.m_clusters, p.n_clusters) == 1
+    for group in sorted(g for g in GROUPS if g in knobs["group"] and g <= GROUP):
+        wide = ~lines & (group < 2 * p.m_clusters)
+        columns["group"] = np.where(wide, group, columns["group"])
+    resident = np.array([at_once(p, c, t) for c, t in zip(
+        columns["cluster_k"].tolist(), np.broadcast_to(p.tiles, len(rows)).tolist(), strict=True
+    )])  # fmt: skip
+    return {name: column[resident] for name, column in columns.items()}
+
+
+def _ranked(plan: PlanOf, columns: _Columns, rules: Sequence[Rule]) -> NDArray[np.float64]:
+    """Estimated cycles with as many stages as are legal; infinite where none is."""
+    time = np.full(len(columns["bm"]), np.inf)
+    for in_flight, stages in product((1, 0), _DEPTHS):
+        left = np.flatnonzero(np.isinf(time))
+        some = {name: column[left] for name, column in columns.items()}
+        some |= {"in_flight": np.full(len(left), in_flight), "stages": np.full(len(left), stages)}
+        ok = np.ones(len(left), dtype=bool)
+        for rule in rules:
+            ok &= rule.ok(some)
+        p = plan(some)
+        found = np.broadcast_to(cycles(p.w, p.target, some, p)["cycles"], len(left))
+        time[left[ok]] = found[ok]
+    return time
