@@ -129,6 +129,14 @@ class WarmStart(msgspec.Struct, frozen=True, omit_defaults=True):
     score: Annotated[float, Meta(ge=0, le=1)] | None = None
 
 
+class Heuristic(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A point that a family's heuristic ranks high: its default, or one of those after it."""
+
+    family: str
+    knobs: Theta
+    default: bool = False
+
+
 class Bound(msgspec.Struct, frozen=True):
     """Measured limits of the device, for display and for stopping: flop/s and B/s."""
 
@@ -149,6 +157,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag
     bounds: dict[str, Bound]  # by dtype
     vendor_us: dict[str, Time] = {}  # by workload: the vendor library's time, where measured
     warm: dict[str, tuple[WarmStart, ...]] = {}  # by workload
+    heuristics: dict[str, tuple[Heuristic, ...]] = {}  # by workload, best first
     weights: dict[str, Weight] = {}  # by workload: what its time counts, 1 where absent
     versions: dict[str, str]
     environment: dict[str, str | int | float | bool]

@@ -244,7 +244,7 @@ class Space:
 
         The families take turns; at most `count` of each.
         """
-        parts = zip(self.parts, self._offsets.tolist(), strict=False)
+        parts = zip(self.parts, self._offsets.tolist(), strict=False) if count else ()
         ranked = [offset + part.likely[1 : 1 + count] for part, offset in parts]
         turns = [(turn, which, p) for which, r in enumerate(ranked) for turn, p in enumerate(r)]
         return np.array([int(point) for _, _, point in sorted(turns)], dtype=np.int64)

@@ -38,7 +38,7 @@ from .backend.cc import find_compiler
 from .backend.cuda_data import SOURCE as ORACLE
 from .backend.nvrtc import find_nvrtc
 from .request import listed
-from .session import Session, now
+from .session import Session, heuristics_of, now
 from .store import DECIDING
 from .versions import kt_version, versions
 
@@ -137,7 +137,8 @@ def _header(
         run=uuid.uuid4().hex[:12], kt=kt_version(), seed=seed, settings=settings, target=target,
         workloads=tuple(map(str, workloads)), spaces=tuple(space.digest for space in spaces),
         bounds={w.dtype: Bound(target.peak[w.dtype], target.bandwidth) for w in workloads},
-        versions=versions(), environment={"compiler": _compiler(target)}, time=now(),
+        heuristics=heuristics_of(spaces, settings), versions=versions(),
+        environment={"compiler": _compiler(target)}, time=now(),
     )  # fmt: skip
 
 

@@ -36,8 +36,7 @@ class Guided:
             if self._surrogate.teacher:
                 self._follow(picker, rng)
             if len(known := self._known(state)):
-                likely = state.space.likely(self._preset.likely)
-                picker.add(likely, "likely", -(-picker.room // 2))
+                picker.add(state.starts.likely, "likely", -(-picker.room // 2))
                 near = wandered(state.space, known, rng, 4 * picker.room)
                 picker.add(near, "near", round(self._preset.near * picker.room))
             picker.add(space_filling(picker, rng), "filling")
@@ -119,12 +118,10 @@ class Guided:
 
     def _known(self, state: State) -> Points:
         """What heuristics and earlier logs take for good, where the preset wants that."""
-        space = state.space
         if not self._preset.likely:
             return np.empty(0, dtype=np.int64)
-        found = (space.defaults(), state.warm, space.likely(self._preset.likely))
-        points = np.concatenate(found)
-        return points[space.legal(points)]
+        points = np.concatenate([state.starts.defaults, state.warm, state.starts.likely])
+        return points[state.space.legal(points)]
 
     def _sweep(self, state: State) -> Points:
         """Unproposed one-knob variations of the best few, by predicted score."""

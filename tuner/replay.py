@@ -54,7 +54,7 @@ def check_identity(run: Run) -> Identity:
         only = run.header.settings.family
         spaces = [space_of(parse(text), target, only) for text in run.header.workloads]
         difference = _other_space(run, spaces) or _first_difference(
-            run, search_of(run.header, spaces), spaces
+            run, search_of(run.header, spaces, run.batches), spaces
         )
     except SpaceError as error:
         difference = str(error)

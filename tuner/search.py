@@ -19,7 +19,7 @@ from kt.spaces.space import Points, Space
 from .picker import Picker
 from .preset import Preset, preset_of
 from .schedule import checked_scheduler, fewest_batches, most_gain
-from .state import Observation, State
+from .state import Observation, Starts, State
 from .strategy import MODEL_OF, STRATEGIES
 from .surrogate import Surrogate
 from .transfer import Lesson
@@ -57,18 +57,24 @@ class Search:
         preset: Preset | None = None,
         lessons: Sequence[Lesson] = (),
         weights: Sequence[float] = (),
+        starts: Sequence[Starts] = (),
     ) -> None:
         """`preset` stands in for the one that `settings` names, for experiments.
+
+        `starts` are what heuristics rank high in each space (default: what the spaces say now).
 
         `lessons` are what earlier logs teach the model, where the preset wants that; `weights` what
         a microsecond of each workload counts for the scheduler (default: 1).
         """
-        self.states = [State(space, w) for space, w in zip(spaces, warm, strict=True)]
+        self._preset = preset or preset_of(settings)
+        if not starts:
+            most = self._preset.likely
+            starts = [Starts(space.defaults(), space.likely(most)) for space in spaces]
+        self.states = [State(*one) for one in zip(spaces, warm, starts, strict=True)]
         self._settings, self._seed = settings, seed
         self._scheduler = checked_scheduler(settings.scheduler)
         self._weights = tuple(weights) or (1.0,) * len(spaces)
         self._models = settings.strategy in MODEL_OF
-        self._preset = preset or preset_of(settings)
         self._surrogate = Surrogate(
             self.states, MODEL_OF.get(settings.strategy, "kt"), seed, settings.model_threads,
             self._preset, lessons if self._preset.transfer and self._models else (),
@@ -139,7 +145,7 @@ class Search:
             size = self._preset.size(size, len(state.proposed))
         picker = Picker(state, size)
         if state.batches == 0:
-            defaults = state.space.defaults()
+            defaults = state.starts.defaults
             picker.add(defaults[state.space.legal(defaults)], "default")
             picker.add(state.warm[state.space.legal(state.warm)], "warm", picker.size // 2)
         self._strategies[which].fill(picker, rng)

@@ -18,6 +18,7 @@ from kt.logs.record import (
     Entry,
     Failure,
     FinalRecord,
+    Heuristic,
     Outcome,
     ResumeRecord,
     RunRecord,
@@ -33,11 +34,12 @@ from kt.spaces.target import checked_target
 from kt.spaces.workload import Workload, parse
 
 from .measure import Candidate, FrozenBatch, Measured
+from .preset import preset_of
 from .search import Proposal, Search
 from .state import Observation
 from .transfer import lessons_of
 from .versions import versions
-from .warm import warm_points
+from .warm import heuristics, logged_defaults, starts_of, warm_points
 
 
 def now() -> str:
@@ -265,6 +267,7 @@ class Session:
         """Takes up a logged run: its batches are planned again and its trials not repeated."""
         if missing := {workload.dtype for workload in self.workloads} - set(run.header.bounds):
             raise LogError(f"run {run.header.run} has no measured bound for {', '.join(missing)}")
+        self.search = search_of(self.header, self.spaces, run.batches)
         self._logged = deque(run.batches)
         self.decided = dict(run.finals)
         for record in (run.trials[i] for i in sorted(run.trials)):
@@ -325,15 +328,31 @@ class Session:
         return bool(self._logged)
 
 
-def search_of(header: RunRecord, spaces: Sequence[Space]) -> Search:
-    """The search that a header describes."""
+def heuristics_of(spaces: Sequence[Space], settings: Settings) -> dict[str, tuple[Heuristic, ...]]:
+    """What a header keeps of today's heuristics, which may change while its log stays."""
+    most = preset_of(settings).likely
+    return {str(space.workload): heuristics(space, most) for space in spaces}
+
+
+def search_of(
+    header: RunRecord, spaces: Sequence[Space], batches: Sequence[BatchRecord] = ()
+) -> Search:
+    """The search that a header describes; `batches` name the defaults that older headers do not."""
     warm: list[Points] = [
         warm_points(space, header.warm.get(text, ()))
         for space, text in zip(spaces, header.workloads, strict=True)
     ]
     lessons = lessons_of(header.warm, spaces[0].target, header.settings.family)
     weights = [header.weights.get(text, 1.0) for text in header.workloads]
-    return Search(spaces, warm, header.settings, header.seed, lessons=lessons, weights=weights)
+    known = [
+        header.heuristics.get(text) or logged_defaults(batches, text) or heuristics(space, 0)
+        for space, text in zip(spaces, header.workloads, strict=True)
+    ]
+    starts = [starts_of(*one) for one in zip(spaces, known, strict=True)]
+    return Search(
+        spaces, warm, header.settings, header.seed,
+        lessons=lessons, weights=weights, starts=starts,
+    )  # fmt: skip
 
 
 def mismatch(spaces: Sequence[Space], proposal: Proposal | None, logged: BatchRecord) -> str | None:

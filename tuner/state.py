@@ -19,11 +19,23 @@ class Observation:
     censored: bool = False
 
 
-class State:
-    """Measured and proposed points of one workload."""
+@dataclass(frozen=True)
+class Starts:
+    """What the families' heuristics rank high: their defaults, and what comes after those."""
 
-    def __init__(self, space: Space, warm: Points) -> None:
+    defaults: Points
+    likely: Points
+
+
+class State:
+    """Measured and proposed points of one workload.
+
+    `warm` are the best of other workloads; without `starts` the space is asked for its defaults.
+    """
+
+    def __init__(self, space: Space, warm: Points, starts: Starts | None = None) -> None:
         self.space, self.warm = space, warm
+        self.starts = starts or Starts(space.defaults(), np.empty(0, dtype=np.int64))
         self._proposed: list[int] = []
         self._points: list[int] = []
         self._us: list[float] = []

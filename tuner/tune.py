@@ -30,7 +30,7 @@ from kt.spaces.workload import Workload
 
 from .finals import hold_finals
 from .measure import Measurer
-from .session import Planned, Session, boot_id, now
+from .session import Planned, Session, boot_id, heuristics_of, now
 from .stop import Stopper
 from .store import open_store
 from .versions import kt_version, versions
@@ -213,6 +213,7 @@ def _header(
     return RunRecord(
         run=uuid.uuid4().hex[:12], kt=kt_version(), seed=seed, settings=settings, target=target,
         workloads=tuple(map(str, workloads)), spaces=tuple(space.digest for space in spaces),
-        bounds=bounds, vendor_us=vendor, warm=warm, weights=weights, versions=versions(),
+        bounds=bounds, vendor_us=vendor, warm=warm, heuristics=heuristics_of(spaces, settings),
+        weights=weights, versions=versions(),
         environment=measurer.environment(), boot=boot_id(), time=now(),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Warm starts: the best points of the nearest logged workloads."""
+"""Where a search begins: what heuristics rank high, and the bests of the nearest workloads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import msgspec
 import numpy as np
 
 from kt.logs.query import Best, best_trials
-from kt.logs.record import Record, WarmStart
+from kt.logs.record import BatchRecord, Heuristic, Record, WarmStart
 from kt.spaces.errors import SpaceError, WorkloadError
 from kt.spaces.space import Points, Space
 from kt.spaces.target import Target
 from kt.spaces.workload import Workload, parse
+
+from .state import Starts
 
 MOST = 4
 _ALIKE = ({"fp16", "bf16"}, {"fp8_e4m3", "fp8_e5m2"})
@@ -57,6 +59,36 @@ def distance(a: Workload, b: Workload) -> float:
     logs = (abs(math.log2(1 + v) - math.log2(1 + theirs.get(name, 0))) for name, v in mine.items())
     alike = any({a.dtype, b.dtype} <= types for types in _ALIKE)
     return round(sum(logs) + (0.5 if alike else 4.0) * (a.dtype != b.dtype), 6)
+
+
+def heuristics(space: Space, most: int) -> tuple[Heuristic, ...]:
+    """Each family's default, and up to `most` points of each that its heuristic ranks next."""
+    defaults = space.defaults()
+    points = [(p, True) for p in defaults[space.legal(defaults)].tolist()]
+    points += [(p, False) for p in space.likely(most).tolist()]
+    return tuple(Heuristic(space.family_of(p), space.theta(p), first) for p, first in points)
+
+
+def logged_defaults(batches: Sequence[BatchRecord], workload: str) -> tuple[Heuristic, ...]:
+    """The defaults that a log began with whose header does not name them."""
+    return tuple(
+        Heuristic(entry.family, entry.knobs, True)
+        for batch in batches
+        if batch.workload == workload
+        for entry in batch.entries
+        if entry.source == "default"
+    )
+
+
+def starts_of(space: Space, known: Sequence[Heuristic]) -> Starts:
+    """The points of a header's heuristics; those that are no members of `space` are left out."""
+    points: dict[bool, list[int]] = {True: [], False: []}
+    for one in known:
+        try:
+            points[one.default].append(space.check(one.family, one.knobs))
+        except SpaceError:
+            continue
+    return Starts(np.array(points[True], dtype=np.int64), np.array(points[False], dtype=np.int64))
 
 
 def warm_points(space: Space, starts: Sequence[WarmStart]) -> Points:

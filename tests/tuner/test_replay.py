@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_runs import GEMM, read_run, tuned
-from fakes import AnalyticMeasurer
+from fake_runs import CPU, GEMM, read_run, tuned
+from fakes import AnalyticMeasurer, FakeFamily
 
 from kt.logs.journal import read_log
 from kt.logs.query import Run, runs
 from kt.logs.record import Failure, Timing
 from kt.spaces.errors import LogError, SettingsError
+from kt.spaces.families import space_of
+from kt.spaces.workload import parse
 from kt.tuner import replay
 from kt.tuner.replay import LEAST_POINTS, check_identity, simulate
 from kt.tuner.strategy import STRATEGIES
@@ -185,3 +187,35 @@ def test_recorded_failures_alone_are_refused(tmp_path: Path) -> None:
     tuned(tmp_path / "a.jsonl", measurer=failing, strategy="random", trials=70, max_failures=999)
     with pytest.raises(SettingsError, match="no recorded result to search for"):
         simulate([read_run(tmp_path / "a.jsonl")], GEMM, "random", 20)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("revision", [2, 5])
+def test_a_log_outlives_the_heuristics_that_it_began_with(
+    named: bool, revision: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers name what heuristics ranked high; older logs have their defaults' trials."""
+    tuned(tmp_path / "a.jsonl", trials=24, revision=revision, lag=1)
+    run = edited(tmp_path / "a.jsonl", lambda h: None if named else h.pop("heuristics"), "run")
+    kept = run.header.heuristics
+    assert bool(kept) == named and all(one[0].default for one in kept.values())
+    before = run.batches[0].entries[0].knobs
+
+    def other(family: Any, workload: Any, target: Any) -> Any:
+        return {"bm": 16, "bn": 8, "bk": 8, "pack": "none", "fused": False, "ku": 1}
+
+    monkeypatch.setattr(FakeFamily, "default", other)
+    assert space_of(parse(GEMM), CPU).theta(int(space_of(parse(GEMM), CPU).defaults()[0])) != before
+    assert check_identity(run).exit_code == 0
+    assert tuned(tmp_path / "b.jsonl", trials=24, revision=revision, lag=1).trials == 24
+    assert read_run(tmp_path / "b.jsonl").batches[0].entries[0].knobs != before
+
+
+def test_a_resumed_run_keeps_the_default_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(tmp_path / "a.jsonl", trials=12, revision=5)
+    changed = {"bm": 16, "bn": 8, "bk": 8, "pack": "none", "fused": False, "ku": 1}
+    monkeypatch.setattr(FakeFamily, "default", lambda *_: changed)
+    assert tuned(tmp_path / "a.jsonl", trials=24, revision=5, resume=True).trials == 24
+    assert check_identity(read_run(tmp_path / "a.jsonl")).exit_code == 0
