@@ -90,8 +90,8 @@ REVISIONS: Mapping[int, Preset] = {
 The third and the fourth are the second for GPUs, with up to 32 and 16 trials a batch. The fourth
 begins with small batches: they learn more from equal trials. More chains take fewer steps, which
 costs half the time and finds as much. The fifth begins with what the families' heuristics rank
-high and with points near that, and seldom looks elsewhere: of 3100 points drawn from everywhere in
-logged GPU runs, 8 were the best so far.
+high and with points near that, and seldom looks elsewhere: of 2255 points drawn from everywhere in
+logged GPU runs, 7 were the best so far.
 """
 REVISION, CUDA_REVISION = 2, 5
 """What new runs use on a CPU and on GPUs."""
