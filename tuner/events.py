@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -12,6 +13,7 @@ from kt.logs.record import Failure, FinalRecord, StopRecord, TrialRecord
 from .noise import noise_of
 from .progress import Progress
 from .session import Planned, Session
+from .text import one_line
 
 
 class BaseView:
@@ -36,6 +38,9 @@ class BaseView:
         trace: TracebackType | None,
     ) -> None:
         pass
+
+    def note(self, line: str) -> None:
+        print(f"kt: {one_line(line)}", file=sys.stderr)
 
     def started(self, session: Session) -> None:
         self._progress = Progress(session)

@@ -39,6 +39,7 @@ from .versions import kt_version, versions
 class View(Protocol):
     """Watches a run. Called from the loop; must not block."""
 
+    def note(self, line: str) -> None: ...
     def started(self, session: Session) -> None: ...
     def planned(self, session: Session, planned: Planned) -> None: ...
     def trial(self, session: Session, record: TrialRecord) -> None: ...
@@ -48,6 +49,9 @@ class View(Protocol):
 
 class Quiet:
     """A view that shows nothing."""
+
+    def note(self, line: str) -> None:
+        pass
 
     def started(self, session: Session) -> None:
         pass
@@ -121,6 +125,8 @@ def tune(
         raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
     asked = (log, workloads, target, settings, seed, resume, earlier)
     place = open_store(*asked)
+    if resume and place.run is None:
+        (view or Quiet()).note(f"nothing to resume in {log}: a new run begins")
     with Journal(place.path) as journal, ExitStack() as claims:
         if place.run:
             claims.enter_context(Claim(place.path, place.run.header.run))

@@ -127,6 +127,16 @@ def test_an_interrupted_run_shows_its_best_and_resumes(
     assert ended(tmp_path / "a.jsonl") == "trials"
 
 
+def test_nothing_to_resume_is_said(kt, tmp_path: Path) -> None:
+    words = ("--strategy", "random", "--trials", "8", "--log", "a.jsonl")
+    says = "kt: nothing to resume in a.jsonl: a new run begins\n"
+    assert kt("tune", "gemm", "64x64x64", *words, "--resume").err == says
+    other = kt("tune", "gemm", "8x8x8", *words, "--resume", "--json")  # the log has another's run
+    assert other.err == says and other.code == 0
+    assert kt("tune", "gemm", "8x8x8", *words, "--resume").err == ""
+    assert len(runs(read_log(tmp_path / "a.jsonl").records)) == 2
+
+
 def test_a_second_interrupt_ends_at_once() -> None:
     code = (
         "import os, signal, time\n"
