@@ -15,6 +15,7 @@ from kt.spaces.workload import Workload
 
 from .chosen import Chosen, choose, refuse_other_device
 from .emit_shapes import shapes_text
+from .emit import is_ours
 from .forms import emitted, form_of, proven
 from .lookup import failure_text, open_runs, report_bad
 from .output import refuse_overwriting, write_atomically
@@ -102,7 +103,7 @@ def apply_command(
             chosen = choose(found, words, flags, any_device, trial)
         emission = _emission_of_one(chosen, form, output is None, log.name)
     if output:
-        refuse_overwriting(output, force)
+        refuse_overwriting(output, force, is_ours, "kt kernel")
     for doubt in dict.fromkeys(doubt for one in emission.chosen for doubt in _doubts(one)):
         print(f"kt: {doubt}", file=sys.stderr)
     if verify or bench:

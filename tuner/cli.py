@@ -18,6 +18,7 @@ LOG = click.argument("log", type=click.Path(path_type=Path))
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for machines.")
 TRIAL = click.option("--trial", type=int, help="This trial instead of the best.")
 RUN = click.option("--run", help="Only this run (the start of its id is enough).")
+FORCE = click.option("--force", is_flag=True, help="Overwrite a file that kt did not write.")
 
 
 def _version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -187,7 +188,7 @@ def tune(**options: Any) -> int:
 @click.option("--dispatch", is_flag=True, help="One file with the best kernel of every shape.")
 @TRIAL
 @RUN
-@click.option("--force", is_flag=True, help="Overwrite a file that is not a kt kernel.")
+@FORCE
 def apply(**options: Any) -> int:
     """Emit the best kernel of LOG as one self-contained file.
 
@@ -222,6 +223,7 @@ def apply(**options: Any) -> int:
 )
 @TRIAL
 @RUN
+@FORCE
 @AS_JSON
 def show(**options: Any) -> int:
     """Show what LOG holds: bests, failures, time, model quality.
@@ -268,6 +270,7 @@ def replay(**options: Any) -> int:
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write; else stdout.")
 @RUN
+@FORCE
 def export(**options: Any) -> int:
     """Write LOG's trials in another tool's format, with nothing lost.
 

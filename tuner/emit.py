@@ -161,4 +161,4 @@ def is_ours(content: bytes) -> bool:
     if content.startswith(magic):
         return section in content
     marks = (MARK, PYTHON_MARK, JSON_MARK)
-    return not content or content.startswith(tuple(mark.encode() for mark in marks))
+    return content.startswith(tuple(mark.encode() for mark in marks))

@@ -21,7 +21,7 @@ from kt.spaces.errors import LogError, SettingsError
 from kt.spaces.theta import Value
 
 from .lookup import open_runs, report_bad, workloads_in
-from .output import write_atomically
+from .output import refuse_overwriting, write_atomically
 
 FORMATS = ("t4", "kernel-tuner")
 FAMILY = "family"
@@ -48,11 +48,14 @@ def export_command(
     form: str,
     output: Path | None,
     run: str | None,
+    force: bool = False,
     **flags: str | None,
 ) -> int:
     """Writes or prints the file."""
     if form not in FORMATS:
         raise SettingsError(f"--format {form}: accepts {', '.join(FORMATS)}")
+    if output is not None:
+        refuse_overwriting(output, force, is_export, "kt export")
     found, bad = open_runs(log, run)
     report_bad(bad)
     texts = workloads_in(found, words, flags)
@@ -65,6 +68,11 @@ def export_command(
     write_atomically(output, text.encode())
     print(f"wrote {output}")
     return 0
+
+
+def is_export(content: bytes) -> bool:
+    """Whether a file that begins with `content` is one that kt exported: it has our headers."""
+    return content.startswith(b"{") and b'"kt": [' in content
 
 
 def exported(runs: Sequence[Run], workload: str, form: str) -> dict[str, Any]:

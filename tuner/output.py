@@ -7,24 +7,27 @@ import gzip
 import os
 import tempfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from kt.spaces.errors import SettingsError
-
-from .emit import is_ours
 
 _LOOKED_AT = 16 * 2**20
 _GZIP = b"\x1f\x8b"
 
 
-def refuse_overwriting(path: Path, force: bool) -> None:
-    """Raises SettingsError for an existing file that kt did not write."""
+def refuse_overwriting(
+    path: Path, force: bool, is_ours: Callable[[bytes], bool], what: str
+) -> None:
+    """Raises SettingsError for an existing file, not empty, that is not `what` kt writes there,
+    and for a log."""
+    _refuse_log(path)
     if force or not path.is_file():
         return
     with open(path, "rb") as file:
         content = file.read(_LOOKED_AT)
-    if not is_ours(content):
-        raise SettingsError(f"{path} exists and is not a kt kernel: --force overwrites it")
+    if content and not is_ours(content):
+        raise SettingsError(f"{path} exists and is not a {what}: --force overwrites it")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -32,8 +35,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Raises SettingsError where that fails, and where it would replace a log of kt.
     """
-    if _is_log(path):
-        raise SettingsError(f"{path} is a log: its measurements would be lost; name another file")
+    _refuse_log(path)
     try:
         path = path.resolve()
         if path.exists() and not path.is_file():
@@ -42,6 +44,11 @@ def write_atomically(path: Path, content: bytes) -> None:
             _replace(path, content)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _refuse_log(path: Path) -> None:
+    if _is_log(path):
+        raise SettingsError(f"{path} is a log: its measurements would be lost; name another file")
 
 
 def _is_log(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,26 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PANELS = 8
+FORMATS = ("png", "svg", "pdf")
 _INK, _BEST, _DOT, _FAILED, _CUT = "#1a1a1a", "#0b6e4f", "#7fb8a4", "#c1292e", "#b9b9b9"
 _LINES = {"bound": "#6b4fa0", "vendor": "#d17a00", "default": "#4a6fa5"}
 _HEADROOM, _APART = 1.08, 0.045
 """Space above the highest value, and between two names, as shares of the axis."""
 
 
-def draw(runs: Sequence[Run], table: Sequence[Row], path: Path) -> None:
-    """Draws the run that found each row's best; raises KtError when it cannot."""
+def is_plot(content: bytes) -> bool:
+    """Whether a file is a picture that matplotlib drew, by the name that it leaves in them."""
+    return b"atplotlib" in content
+
+
+def picture(runs: Sequence[Run], table: Sequence[Row], path: Path) -> bytes:
+    """The run that found each row's best, drawn in the format of the file's suffix.
+
+    Raises KtError when there is nothing to draw, or no such format.
+    """
+    form = path.suffix[1:].lower()
+    if form not in FORMATS:
+        raise SettingsError(f"--plot {path}: accepts names that end in .{', .'.join(FORMATS)}")
     by_id = {run.header.run: run for run in runs}
     drawn = [(row, by_id[row.run]) for row in table if row.best and row.run in by_id]
     if not drawn:
@@ -35,12 +48,9 @@ def draw(runs: Sequence[Run], table: Sequence[Row], path: Path) -> None:
     figure, panels = _figure(len(drawn))
     for axes, (row, run) in zip(panels, drawn, strict=True):
         _panel(axes, row, run)
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise SettingsError(f"cannot write --plot {path}: {error.strerror}") from None
-    except ValueError as error:  # a suffix that matplotlib does not know
-        raise SettingsError(f"--plot {path}: {error}") from None
+    image = io.BytesIO()
+    figure.savefig(image, dpi=130, format=form)
+    return image.getvalue()
 
 
 def _figure(count: int) -> tuple[Any, list[Axes]]:

@@ -18,6 +18,8 @@ from . import text
 from .explain import Explanation, explain, lines_of
 from .lookup import one_trial, open_runs, report_bad, workloads_in
 from .noise import unstable, unstable_text
+from .output import refuse_overwriting, write_atomically
+from .plot import is_plot, picture
 from .report import Row, RunFacts, rows, run_facts
 from .summary import REMARKS, device_text, reason_text
 
@@ -34,9 +36,12 @@ def show_command(
     run: str | None,
     as_json: bool,
     explained: bool = False,
+    force: bool = False,
     **flags: str | None,
 ) -> int:
     """Prints what is asked for."""
+    if plot:
+        refuse_overwriting(plot, force, is_plot, "kt plot")
     runs, bad = open_runs(log, run)
     report_bad(bad)
     texts = workloads_in(runs, words, flags)
@@ -55,9 +60,7 @@ def show_command(
         told = [line for one in found for line in lines_of(one)]
         print("\n".join([*table_lines(table), *_runs_lines(facts), *told]))
     if plot:
-        from .plot import draw
-
-        draw(runs, table, plot)
+        write_atomically(plot, picture(runs, table, plot))
         print(f"kt: drew {plot}", file=sys.stderr)
     return 0
 

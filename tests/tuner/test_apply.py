@@ -125,7 +125,7 @@ def test_files_are_replaced_whole_and_only_our_own(kt, log: Path, tmp_path: Path
     [
         ("no/such/k.c", "No such file or directory"), ("/proc/k.c", "cannot write"),
         (".", "Is a directory"), ("/dev/full", "No space left"), ("n" * 300, "File name too long"),
-        ("log.jsonl", "is not a kt kernel"), ("log.jsonl/k.c", "Not a directory"),
+        ("log.jsonl", "is a log"), ("log.jsonl/k.c", "Not a directory"),
     ],
 )  # fmt: skip
 def test_places_that_cannot_be_written(kt, log: Path, place: str, says: str) -> None:

@@ -121,3 +121,16 @@ def test_a_log_is_never_replaced(tmp_path: Path, zipped: bool) -> None:
     with pytest.raises(SettingsError, match="is a log"):
         write_atomically(log, b"anything")
     assert log.read_bytes() == content
+
+
+@pytest.mark.usefixtures("fake_families")
+def test_an_export_replaces_exports_only(tmp_path: Path) -> None:
+    log, out = tmp_path / "log.jsonl", tmp_path / "a.json"
+    tuned(log, trials=8, strategy="random")
+    for form in FORMATS * 2:
+        assert export_command(log=log, words=(), form=form, output=out, run=None) == 0
+    out.write_text('{"schema_version": "1.0.0", "results": []}')  # a recording of another tool
+    with pytest.raises(SettingsError, match="exists and is not a kt export: --force"):
+        export_command(log=log, words=(), form="t4", output=out, run=None)
+    export_command(log=log, words=(), form="t4", output=out, run=None, force=True)
+    assert json.loads(out.read_text())["results"]

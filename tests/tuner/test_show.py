@@ -167,14 +167,27 @@ def test_plot(kt, log: Path, tmp_path: Path) -> None:
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert kt("show", log, "--plot", "a.svg").code == 0
+    for name in ("a.png", "a.svg", "a.pdf", "a.pdf"):
+        assert kt("show", log, "--plot", name).code == 0
     for text in ("best so far", "failed (", "bound", "vendor", "default"):
         assert text in (tmp_path / "a.svg").read_text()
 
 
+def test_a_plot_replaces_plots_only(kt, log: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    photograph = tmp_path / "a.png"
+    photograph.write_bytes(b"\x89PNG\r\n")
+    assert kt("show", log, "--plot", "a.png").refused("exists and is not a kt plot: --force")
+    assert photograph.read_bytes() == b"\x89PNG\r\n"
+    assert kt("show", log, "--plot", "a.png", "--force").code == 0
+    assert photograph.stat().st_size > 10_000
+    assert kt("show", log, "--plot", log, "--force").refused("is a log")
+
+
 def test_plots_that_cannot_be(kt, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    assert kt("show", log, "--plot", "no/such/a.png").refused("cannot write --plot")
-    assert kt("show", log, "--plot", "a.exe").refused("--plot a.exe", "png")
+    assert kt("show", log, "--plot", "no/such/a.png").refused("cannot write", "no/such/a.png")
+    assert kt("show", log, "--plot", "a.exe").refused("--plot a.exe", ".png")
     fail(log, *range(20))
     log.write_text("".join(x for x in log.read_text().splitlines(True) if '"final"' not in x))
     assert kt("show", log, "--plot", "a.png").refused("no valid result to draw")
