@@ -72,6 +72,8 @@ class Option:
     kind: str  # "int" | "pair" | "float" | "flag" | "choice" | "chain"
     help: str
     choices: tuple[str, ...] = ()
+    least: int = 1
+    """Of an "int" or a "pair"."""
 
     @property
     def field(self) -> str:
@@ -159,7 +161,10 @@ def _chain(text: str, ops: tuple[str, ...]) -> tuple[str, ...] | None:
 _EPILOGUE = Option(
     "epilogue", "chain", "operations fused after the product, in order", EPILOGUE_OPS
 )
-_DTYPE = Option("dtype", "choice", "element type of the inputs", INPUT_DTYPES)
+_DTYPE = Option(
+    "dtype", "choice", "element type of the inputs; without it fp32 on the CPU, bf16 on CUDA",
+    INPUT_DTYPES,
+)  # fmt: skip
 _ACC = Option("acc", "choice", "accumulator type", ("fp64", "fp32", "fp22", "fp16", "int32"))
 
 
@@ -402,10 +407,16 @@ class Attention(Workload):
         Option("kv-len", "int", "keys"),
         Option("value-dim", "int", "head dimension of v"),
         Option("causal", "flag", "mask keys after the query, aligned at the last one"),
-        Option("window", "int", "keys a query sees, itself included; 0 = all"),
+        Option(
+            "window", "int", "keys a query sees up to its own position, that included, and with no "
+            "causal mask all later ones too; 0 = all", least=0,
+        ),
         Option("scale", "float", "softmax scale; 0 = 1/sqrt(D)"),
         Option("softcap", "float", "logits become c·tanh(logits/c); 0 = off"),
-        Option("lse", "flag", "also return the log-sum-exp"),
+        Option(
+            "lse", "flag", "also return each row's natural log-sum-exp, float [B, H, S] whatever "
+            "the dtype",
+        ),
         Option("layout", "choice", "order of the axes", ("bshd", "bhsd")),
         _DTYPE, _ACC,
     )  # fmt: skip

@@ -131,10 +131,12 @@ def notes(workload: Workload) -> list[tuple[str, str]]:
             return [("layout", "x NHWC, w KRSC with the channels of one group, y NPQK")]
         case Attention():
             order = "[B, S, H, D]" if workload.layout == "bshd" else "[B, H, S, D]"
-            lse = " and lse = -inf, the natural logarithm of 0" if workload.lse else ""
+            lse = "float [B, H, S] whatever the element type: natural log-sum-exp of each row"
+            both = " and lse = -inf" if workload.lse else ""
             return [
                 ("layout", f"{order}; a causal mask ends at the last query and the last key"),
-                ("masked", f"a query that sees no key gets o = 0{lse}"),
+                ("masked", f"a query that sees no key gets o = 0{both}"),
+                *([("lse", lse)] if workload.lse else []),
             ]
         case _:
             return []

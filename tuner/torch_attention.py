@@ -61,6 +61,8 @@ class Attention:
         Tensors of a kernel tuned for `layout=bshd` are transposed views: `x.transpose(1, 2)` of
         each is contiguous, and so it is of the result. Where torch and the kernel agree no query
         sees nothing; launch() gives such a row zeros, where torch gives NaN or zeros by backend.
+        As in torch there is one result; the lse of a kernel that has it, float [B, H, S] whatever
+        the element type, is the second of launch().
         Raises TypeError or ValueError for whatever the kernel was not tuned for.
         """
         if self.unlike:

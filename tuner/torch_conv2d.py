@@ -63,7 +63,10 @@ class Conv2d:
         fused = epilogue or ("bias" if self.epilogue == "bias" else "")
         if fused != self.epilogue:
             asked = f"epilogue={epilogue!r}" if epilogue else "no epilogue"
-            raise self._other(f"{asked}, and the kernel fuses {self.epilogue or 'nothing'}")
+            fuses = (
+                f'pass epilogue="{self.epilogue}"' if self.epilogue else "the kernel fuses nothing"
+            )
+            raise self._other(f"{asked}: {fuses}")
         extra = dict(zip(_EXTRA, (bias, residual, scale, shift, tensor_scale), strict=True))
         wanted = self.epilogue.split("+")
         for name, tensor in extra.items():

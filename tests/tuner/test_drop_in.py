@@ -130,8 +130,8 @@ def test_a_fused_epilogue_is_named(load: Load, gpu: fake_cupy.Gpu) -> None:
     conv2d = load(text).conv2d
     x, w, skip = nchw((1, 16, 4, 4)), nchw((24, 16, 1, 1)), nchw((1, 24, 4, 4))
     bias, scale, shift = (tensor((24,)) for _ in range(3))
-    refused(lambda: conv2d(x, w, bias), "no epilogue, and the kernel fuses bias+residual+relu")
     chain = "bias+residual+relu+scale+shift"
+    refused(lambda: conv2d(x, w, bias), f'no epilogue: pass epilogue="{chain}"')
     refused(lambda: conv2d(x, w, bias, epilogue=chain, scale=scale, shift=shift), "no residual")
     y = conv2d(x, w, bias, residual=skip, scale=scale, shift=shift, epilogue=chain)
     wanted = [t.address for t in (x, w, bias, skip, scale, shift, y)]
@@ -206,6 +206,8 @@ def test_attention(load: Load, gpu: fake_cupy.Gpu, layout: str) -> None:
 def test_log_sum_exps_come_second(load: Load, gpu: fake_cupy.Gpu) -> None:
     module = load("attention 2x4x6x8 causal=true lse=true dtype=fp16")
     q, k, v = (tensor((2, 6, 4, 8), "fp16") for _ in range(3))
+    assert "# lse        float [B, H, S] whatever the element type" in inspect.getsource(module)
+    assert "lse[2, 4, 6] fp32" in module.launch.__doc__
     o, lse = module.launch(q, k, v)
     assert (o.shape, lse.shape, str(lse.dtype)) == ((2, 6, 4, 8), (2, 4, 6), "float32")
     assert gpu.launches[0].arguments[3:5] == [o.address, lse.address]
@@ -270,7 +272,8 @@ def test_a_source_names_every_argument() -> None:
     best, kernel = made("attention 2x4x6x8 lse=true dtype=fp16")
     source = source_text(best, kernel, kernel.workload, "log")
     for says in ("const fp16 q[2][6][4][8]", "const fp16 v[2][6][4][8], fp16 o[2][6][4][8], float "
-                 "lse[2][4][6]", "a query that sees no key gets o = 0 and lse = -inf"):  # fmt: skip
+                 "lse[2][4][6]", "a query that sees no key gets o = 0 and lse = -inf",
+                 "lse        float [B, H, S] whatever the element type"):  # fmt: skip
         assert says in source
     best, kernel = made(CONV)
     source = source_text(best, kernel, kernel.workload, "log")
