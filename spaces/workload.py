@@ -84,9 +84,9 @@ class Option:
         """What a value may be, for messages."""
         match self.kind:
             case "int":
-                return "a whole number"
+                return f"a whole number, {self.least} or more"
             case "pair":
-                return "a whole number or HxW"
+                return f"a whole number or HxW, {self.least} or more"
             case "float":
                 return "a number"
             case "flag":
@@ -102,13 +102,16 @@ class Option:
         value = self._value(text)
         if value is None:
             raise WorkloadError(f"{self.key}={text}: accepts {self.accepts}")
+        self.refuse_other(value)
         return value
 
     def refuse_other(self, value: Any) -> None:
-        """Raises WorkloadError for a value outside the choices (of a workload made by hand)."""
+        """Raises WorkloadError for a value outside the choices, or with one of them twice."""
         given = value if self.kind == "chain" else (value,)
         if self.choices and value and not set(given) <= set(self.choices):
             raise WorkloadError(f"{self.key}={self.show(value)}: accepts {self.accepts}")
+        if self.kind == "chain" and (again := [op for op in value if value.count(op) > 1]):
+            raise WorkloadError(f"{self.key}={self.show(value)}: {again[0]} is repeated")
 
     def _value(self, text: str) -> object:
         match self.kind:
@@ -155,7 +158,7 @@ def _finite(text: str) -> float | None:
 
 def _chain(text: str, ops: tuple[str, ...]) -> tuple[str, ...] | None:
     chain = tuple(text.split("+")) if text else ()
-    return chain if all(op in ops for op in chain) and len(set(chain)) == len(chain) else None
+    return chain if all(op in ops for op in chain) else None
 
 
 _EPILOGUE = Option(
@@ -319,7 +322,7 @@ class Conv2d(Workload):
     SHAPE: ClassVar[str] = "NxHxWxC,KxRxS"
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option("stride", "pair", "step of the filter"),
-        Option("pad", "pair", "zeros around the input"),
+        Option("pad", "pair", "zeros around the input", least=0),
         Option("dilation", "pair", "distance between filter taps"),
         Option("groups", "int", "independent channel groups"),
         _EPILOGUE, _DTYPE, _ACC,

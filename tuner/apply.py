@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kt.logs.query import Run
+from kt.logs.query import Run, best_of, timed
 from kt.logs.record import Failure
 from kt.spaces.errors import SettingsError
 from kt.spaces.target import checked_target
 from kt.spaces.workload import Workload
 
+from .api import DTYPE
 from .chosen import Chosen, choose, refuse_other_device
-from .emit_shapes import shapes_text
 from .emit import is_ours
+from .emit_shapes import shapes_text
 from .forms import emitted, form_of, proven
 from .lookup import failure_text, open_runs, report_bad
 from .output import refuse_overwriting, write_atomically
@@ -25,9 +26,6 @@ from .request import workloads_of
 from .session import version_difference
 from .shapes import Shapes, choose_shapes
 from .text import time_of
-
-DEFAULT_DTYPE: Mapping[str, str] = {"cpu": "fp32", "cuda": "bf16"}
-"""Element type of a predicted shape that names none, by kind of target."""
 
 
 def apply(
@@ -171,10 +169,14 @@ def _predicted(
     target = checked_target(max(found, key=lambda run: run.header.time).header.target)
     if not any_device:
         refuse_other_device(target)
-    workloads = workloads_of(words, flags, None, DEFAULT_DTYPE[target.kind])
+    workloads = workloads_of(words, flags, DTYPE[target.kind])
     if len(workloads) > 1:
         raise SettingsError("--predict: name one workload")
-    return predicted_choice(found, workloads[0], target)
+    chosen, why = predicted_choice(found, workloads[0], target)
+    bests = (best_of(run, str(workloads[0])) for run in found)
+    if any(best and timed(best.trial) and best.target.same_device(target) for best in bests):
+        why += "; the log has this shape: `kt apply` without --predict uses its measured schedule"
+    return chosen, why
 
 
 def _doubts(chosen: Chosen) -> Iterator[str]:

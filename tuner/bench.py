@@ -106,7 +106,7 @@ def bench_command(
 def _of_words(words: Sequence[str], flags: Mapping[str, str | None], target: str) -> list[Subject]:
     """Workloads that nobody tuned: their defaults."""
     device = tuning_target(target)
-    spaces = [space_of(w, device) for w in workloads_of(words, flags, None, DTYPE[device.kind])]
+    spaces = [space_of(w, device) for w in workloads_of(words, flags, DTYPE[device.kind])]
     return [
         Subject(space.workload, device, {DEFAULT: space.kernel(int(space.defaults()[0]))})
         for space in spaces

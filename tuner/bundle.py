@@ -37,7 +37,6 @@ from .backend.cache import BinaryCache
 from .backend.cc import find_compiler
 from .backend.cuda_data import SOURCE as ORACLE
 from .backend.nvrtc import find_nvrtc
-from .request import listed
 from .session import Session, heuristics_of, now
 from .store import DECIDING
 from .versions import kt_version, versions
@@ -171,7 +170,7 @@ def _logged_header(path: Path) -> RunRecord:
 
 def _compared(theirs: RunRecord, mine: RunRecord) -> Iterator[tuple[str, str, str]]:
     """What must be equal for the run's first kernels to be the bundle's."""
-    yield "the workloads", listed(theirs.workloads), listed(mine.workloads)
+    yield "the workloads", ", ".join(theirs.workloads), ", ".join(mine.workloads)
     yield "--target", theirs.target.arch, mine.target.arch
     yield "--seed", str(theirs.seed), str(mine.seed)
     given, own = (msgspec.to_builtins(header.settings) for header in (theirs, mine))

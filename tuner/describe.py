@@ -37,7 +37,7 @@ def space_command(
 ) -> int:
     """Prints the space of one or several workloads, or judges one θ."""
     device = described_target(target)
-    for workload in workloads_of(words, flags, None, DTYPE[device.kind]):
+    for workload in workloads_of(words, flags, DTYPE[device.kind]):
         space = space_of(workload, device)
         if theta is not None:
             family, checked = read_theta(space, theta)

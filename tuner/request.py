@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,25 +11,27 @@ from kt.logs.record import LEAST_WEIGHT, MOST_WEIGHT
 from kt.spaces.errors import LogError, SettingsError, WorkloadError
 from kt.spaces.workload import OPERATORS, Option, Workload, parse
 
+from .warm import distance
+
 LARGEST_FILE = 4 * 2**20
+_ACCEPTED = ", ".join(f"{name} {kind.SHAPE}" for name, kind in OPERATORS.items())
 
 
 def workloads_of(
-    words: Sequence[str], flags: Mapping[str, str | None], file: Path | None, default_dtype: str
+    words: Sequence[str], flags: Mapping[str, str | None], default_dtype: str
 ) -> list[Workload]:
     """Every workload asked for, in order. `flags` are option texts by field, and hold for all."""
-    return list(weighted_workloads(words, flags, file, default_dtype))
+    if not words:
+        raise WorkloadError(f"no workload: accepts {_ACCEPTED}")
+    return list(weighted_workloads(words, flags, None, default_dtype))
 
 
 def weighted_workloads(
     words: Sequence[str], flags: Mapping[str, str | None], file: Path | None, default_dtype: str
 ) -> dict[Workload, float]:
-    """`workloads_of` with the weight of each: 1 where its line of the file has no `weight=`."""
+    """Those of the words and of a file with the weight of each: 1 where a line has no `weight=`."""
     if file is None and not words:
-        raise WorkloadError(
-            f"no workload: accepts {', '.join(f'{n} {k.SHAPE}' for n, k in OPERATORS.items())}, "
-            "or --workloads FILE"
-        )
+        raise WorkloadError(f"no workload: accepts {_ACCEPTED}, or --workloads FILE")
     found: dict[Workload, float] = {}
     given = [("", group) for group in groups_of(words)]
     for place, group in [*given, *(_lines(file) if file else ())]:
@@ -134,8 +137,9 @@ def choose_logged(
     given = with_flags([w for text in words for w in text.split()], flags)
     found = [text for text in logged if _names(given, text)]
     if not found:
-        parse(given)  # a malformed text is refused as such
-        raise LogError(f"the log has no '{shlex.join(given)}'; it has {listed(logged)}")
+        asked = parse(given)  # a malformed text is refused as such
+        near = listed(nearest_first(logged, asked))
+        raise LogError(f"the log has no '{shlex.join(given)}'; it has {near}")
     return found
 
 
@@ -147,7 +151,20 @@ def _names(given: Sequence[str], text: str) -> bool:
         return False  # a log may hold anything
 
 
-def listed(texts: Sequence[str], most: int = 12) -> str:
-    """`'a', 'b' and 3 more`, for messages."""
+def nearest_first(logged: Sequence[str], asked: Workload) -> list[str]:
+    """Logged workloads in the order of their likeness to one; those of its operator first."""
+
+    def key(text: str) -> float:
+        try:
+            other = parse(text)
+        except WorkloadError:
+            return math.inf  # a log may hold anything
+        return distance(asked, other) if type(other) is type(asked) else math.inf
+
+    return sorted(logged, key=key)
+
+
+def listed(texts: Sequence[str], most: int = 5) -> str:
+    """`'a', 'b' … and 3 more`, for messages."""
     shown = ", ".join(f"'{text}'" for text in texts[:most])
-    return shown + (f" and {len(texts) - most} more" if len(texts) > most else "")
+    return shown + (f" … and {len(texts) - most} more" if len(texts) > most else "")

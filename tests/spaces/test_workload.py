@@ -249,7 +249,7 @@ REFUSED = {
     "gemm 8x8x8 batch=x": ("batch=x", "a whole number"),
     "gemm 8x8x8 layout=xy": ("layout=xy", "nn, nt, tn, tt"),
     "gemm 8x8x8 epilogue=bias+tanh": ("epilogue=bias+tanh", "bias, relu, gelu"),
-    "gemm 8x8x8 epilogue=bias+bias": ("epilogue=bias+bias", "bias, relu, gelu"),
+    "gemm 8x8x8 epilogue=bias+bias": ("epilogue=bias+bias", "bias is repeated"),
     "gemm 8x8x8 dtype=fp8": ("dtype=fp8", "fp8_e4m3"),
     "gemm 8x8x8 dtype=": ("dtype=", "fp64, fp32"),
     "gemm 8x8x8 dtype=bf16 acc=fp16": ("gemm acc", "bf16 accumulates in fp32"),

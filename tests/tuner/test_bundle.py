@@ -82,7 +82,7 @@ def test_a_gpu_that_is_not_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "seed", "given", "says"),
     [
-        ("gemm 24x40x17 dtype=fp32", 0, {}, "made with the workloads 'gemm 24x40x16 dtype=fp32'"),
+        ("gemm 24x40x17 dtype=fp32", 0, {}, "made with the workloads gemm 24x40x16 dtype=fp32"),
         (str(GEMM), 1, {}, "made with --seed 0, not 1"),
         (str(GEMM), 0, {"batch_size": 3}, "made with --batch-size 2, not 3"),
         (str(GEMM), 0, {"strategy": "grid"}, "made with --strategy kt, not grid"),

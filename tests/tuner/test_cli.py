@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kt.spaces.errors import SettingsError, WorkloadError
+from kt.spaces.errors import LogError, SettingsError, WorkloadError
 from kt.spaces.target import CUDA_TARGETS, detect_cpu
 from kt.tuner import api, cli, request
 from kt.tuner.strategy import STRATEGIES
@@ -118,7 +118,10 @@ def test_several_workloads(kt, tmp_path: Path) -> None:
         (["gemm", "1x1x1", "--dtype", "fp12"], "dtype=fp12: accepts fp64, fp32"),
         (["gemm", "1x1x1", "--causal"], "gemm has no option --causal: accepts --batch"),
         (["gemm", "1x1x1", "--batch", "0"], "batch: 0 is not between"),
-        (["gemm", "1x1x1", "--batch", "x"], "batch=x: accepts a whole number"),
+        (["gemm", "1x1x1", "--batch", "x"], "batch=x: accepts a whole number, 1 or more"),
+        (["attention", "1x1x4x4", "--window", "-1"], "window=-1: accepts a whole number, 0 or"),
+        (["conv2d", "1x4x4x1,1x3x3", "--pad", "-1"], "pad=-1: accepts a whole number or HxW, 0 or"),
+        (["gemm", "1x1x1", "--epilogue", "bias+relu+bias"], "bias+relu+bias: bias is repeated"),
         (["gemm", "1x1x1", "layout=nt", "--layout", "nn"], "--layout nn contradicts 'layout=nt'"),
         (["gemm", "1x1x1", "causal=true"], "gemm option 'causal=true': accepts batch="),
         (["gemm", "1x1x1", "gemm", "1x1x1"], "is given twice"),
@@ -159,9 +162,17 @@ def test_missing_workload_file(kt) -> None:
     assert kt("tune", "--workloads", "/").refused("cannot read --workloads /: Is a directory")
 
 
+def test_the_nearest_logged_workloads_are_listed_first() -> None:
+    logged = ["nonsense", *(f"gemm {size}x8x8 dtype=fp32" for size in range(1, 100, 9))]
+    with pytest.raises(LogError) as refused:
+        request.choose_logged(logged, ["gemm", "32x8x8"], {})
+    assert "it has 'gemm 28x8x8 dtype=fp32', 'gemm 37x8x8 dtype" in str(refused.value)
+    assert str(refused.value).endswith("' … and 7 more") and str(refused.value).count("gemm") == 6
+
+
 def test_flags_are_not_invented_for_unknown_words() -> None:
     with pytest.raises(WorkloadError, match="unknown operator"):
-        request.workloads_of(["nope"], {"dtype": "fp32"}, None, "fp32")
+        request.workloads_of(["nope"], {"dtype": "fp32"}, "fp32")
 
 
 # -- settings -----------------------------------------------------------------------------------
@@ -244,6 +255,12 @@ def test_space(kt) -> None:
     facts = json.loads(kt("space", "gemm", "64x64x64", "--json").out)
     assert facts["families"][0]["rules"] == {"cache": 2880}
     assert facts["families"][0]["default"]["tile"]["bm"] == 8
+
+
+def test_a_space_needs_a_workload(kt) -> None:
+    ran = kt("space")
+    assert ran.refused("no workload: accepts gemm MxNxK") and "--workloads" not in ran.err
+    assert "--workloads" in kt("tune").err
 
 
 def test_space_checks_a_theta(kt) -> None:
