@@ -217,7 +217,12 @@ def apply(**options: Any) -> int:
 @LOG
 @workload_argument
 @workload_options(hidden=True)
-@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw the search.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Draw the search: .png, .svg or .pdf.",
+)
 @click.option(
     "--explain", "explained", is_flag=True, help="Which knobs mattered, and where the model erred."
 )
