@@ -12,7 +12,14 @@ from kt.spaces.family import Columns, Family, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
 from kt.spaces.gemm.mma_default import ranked_values
 from kt.spaces.gemm.mma_plan import operands
-from kt.spaces.gemm.mma_tiles import LAYOUTS, tile_defines, tile_features, tile_knobs, tile_rules
+from kt.spaces.gemm.mma_tiles import (
+    LAYOUTS,
+    MOST_SPILL_BYTES,
+    tile_defines,
+    tile_features,
+    tile_knobs,
+    tile_rules,
+)
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob
 from kt.spaces.target import Target
@@ -154,6 +161,7 @@ class Conv2dMma(Family):
         return Kernel(
             w, self.name, theta, "cuda", source, launches=p.launches(),
             workspace_bytes=p.workspace_bytes, zeroed_bytes=p.split.zeroed,
+            most_spill_bytes=MOST_SPILL_BYTES,
         )  # fmt: skip
 
 

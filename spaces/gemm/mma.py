@@ -16,7 +16,14 @@ from kt.spaces.workload import Gemm, Workload
 from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
 from .mma_default import ranked_values
 from .mma_plan import Plan, operands
-from .mma_tiles import LAYOUTS, tile_defines, tile_features, tile_knobs, tile_rules
+from .mma_tiles import (
+    LAYOUTS,
+    MOST_SPILL_BYTES,
+    tile_defines,
+    tile_features,
+    tile_knobs,
+    tile_rules,
+)
 
 
 class GemmMma(Family):
@@ -71,6 +78,7 @@ class GemmMma(Family):
         return Kernel(
             w, self.name, theta, "cuda", source, launches=p.launches(),
             workspace_bytes=p.workspace_bytes, zeroed_bytes=p.split.zeroed,
+            most_spill_bytes=MOST_SPILL_BYTES,
         )  # fmt: skip
 
 

@@ -46,6 +46,8 @@ _PREFETCH = (0, 128, 256)
 LAYOUTS = ("swizzle", "padded")
 """How rows of a tile in shared memory avoid bank conflicts."""
 _STORES = ("direct", "wide", "staged")
+MOST_SPILL_BYTES = 16
+"""A word or two that the compiler puts aside outside the loop over k."""
 _MOST_PIECES = 32
 """Copies of one operand that a thread may start for a tile: more cost more than the math."""
 
