@@ -17,7 +17,7 @@ from .api import DTYPE
 from .chosen import Chosen, choose, refuse_other_device
 from .emit import is_ours
 from .emit_shapes import shapes_text
-from .forms import emitted, form_of, proven
+from .forms import emitted, form_of, proven, refuse_suffix
 from .lookup import failure_text, open_runs, report_bad
 from .output import refuse_overwriting, write_atomically
 from .proof import Say, prove
@@ -61,6 +61,7 @@ class Emission:
     """What is about to be written, the kernels in it, and how it is proven."""
 
     content: bytes
+    form: str
     what: str
     chosen: Sequence[Chosen]
     prove: Callable[[bool, bool, Say], None]
@@ -101,6 +102,7 @@ def apply_command(
             chosen = choose(found, words, flags, any_device, trial)
         emission = _emission_of_one(chosen, form, output is None, log.name)
     if output:
+        refuse_suffix(output, emission.form)
         refuse_overwriting(output, force, is_ours, "kt kernel")
     for doubt in dict.fromkeys(doubt for one in emission.chosen for doubt in _doubts(one)):
         print(f"kt: {doubt}", file=sys.stderr)
@@ -122,7 +124,7 @@ def _emission_of_one(chosen: Chosen, form: str, to_stdout: bool, log: str) -> Em
         raise SettingsError("--format cubin: is no text; name a file with -o FILE")
     when = f", {time_of(chosen.best.us)} when it was measured" if chosen.best.us else ""
     return Emission(
-        emitted(chosen, form, log), f"{chosen.workload}{when}", [chosen],
+        emitted(chosen, form, log), form, f"{chosen.workload}{when}", [chosen],
         lambda verify, bench, say: prove(proven(chosen, form, log), verify, bench, say),
     )  # fmt: skip
 
@@ -131,7 +133,8 @@ def _emission_of_shapes(shapes: Shapes, log: str) -> Emission:
     """The source with the kernels of many shapes."""
     source = shapes_text(shapes, log)
     return Emission(
-        source.encode(), f"gemm, {len(shapes.chosen)} tuned shapes and any other", shapes.chosen,
+        source.encode(), form_of(shapes.chosen[0], ""),
+        f"gemm, {len(shapes.chosen)} tuned shapes and any other", shapes.chosen,
         lambda verify, bench, say: prove_shapes(shapes, source, verify, bench, say),
     )  # fmt: skip
 

@@ -19,6 +19,10 @@ FORMATS: Mapping[str, tuple[str, ...]] = {
     "cpu": ("c", "json"), "cuda": ("cu", "cubin", "python", "json"),
 }  # fmt: skip
 """What a record of each kind of target can be emitted as, the default first."""
+SUFFIXES: Mapping[str, str] = {
+    "c": ".c", "cu": ".cu", "cubin": ".cubin", "python": ".py", "json": ".json",
+}  # fmt: skip
+"""How the files of each end."""
 _BUILD_SECONDS = 300.0
 
 
@@ -32,6 +36,13 @@ def form_of(chosen: Chosen, form: str) -> str:
             f"--format {form}: a {kind} kernel can be emitted as {', '.join(accepted)}"
         )
     return form
+
+
+def refuse_suffix(output: Path, form: str) -> None:
+    """Raises SettingsError for a file whose name says that another format is in it."""
+    suffix = output.suffix.lower()
+    if suffix in SUFFIXES.values() and suffix != SUFFIXES[form]:
+        raise SettingsError(f"-o {output}: {form} is written, whose files end in {SUFFIXES[form]}")
 
 
 def emitted(chosen: Chosen, form: str, log: str) -> bytes:

@@ -105,7 +105,7 @@ def test_the_workload_is_needed_when_there_are_several(kt, log: Path) -> None:
 
 
 def test_files_are_replaced_whole_and_only_our_own(kt, log: Path, tmp_path: Path) -> None:
-    out = tmp_path / "k.c"
+    out = tmp_path / "k"
     assert kt("apply", log, "-o", out).out.startswith(f"wrote {out}")
     out.chmod(0o640)
     assert kt("apply", log, "-o", out, "--format", "json").code == 0
@@ -117,7 +117,7 @@ def test_files_are_replaced_whole_and_only_our_own(kt, log: Path, tmp_path: Path
     (tmp_path / "link.c").symlink_to(out)
     assert kt("apply", log, "-o", tmp_path / "link.c", "--force").code == 0
     assert (tmp_path / "link.c").is_symlink() and out.read_text().startswith("/* kt kernel")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["k.c", "link.c", "log.jsonl"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["k", "link.c", "log.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +140,14 @@ def test_devices_are_written_to_and_not_replaced(kt, log: Path) -> None:
 
 
 # -- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["k.cu", "k.py", "k.CUBIN"])
+def test_a_file_named_like_another_format(kt, log: Path, tmp_path: Path, name: str) -> None:
+    refused = kt("apply", log, "-o", tmp_path / name, "--force")
+    assert refused.refused("c is written, whose files end in .c")
+    assert not (tmp_path / name).exists()
+    assert kt("apply", log, "-o", tmp_path / "k.txt").code == 0
 
 
 @pytest.mark.parametrize("form", ["cu", "cubin", "python", "exe"])
