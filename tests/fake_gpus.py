@@ -50,7 +50,7 @@ class SleepyBuilders:
         digest = hashlib.sha256(source.split("// twin")[0].encode()).hexdigest()
         return Binary(Path(source[:20]), BuildFacts(seconds, digest), seconds)
 
-    def abandon(self, builds: Sequence[Future[Binary | Failure]]) -> None:
+    def cancel(self, builds: Sequence[Future[Binary | Failure]]) -> None:
         for build in builds:
             build.cancel()
 

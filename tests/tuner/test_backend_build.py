@@ -260,3 +260,22 @@ def test_closing_a_pool_ends_its_builds(
     pool.close()
     assert time.monotonic() - begin < 30 and all(build.done() for build in builds)
     assert not wait_gone({int(number) for number in pid.read_text().split()})
+
+
+def test_builders_give_way_and_cancelled_builds_that_began_go_on(tmp_path: Path) -> None:
+    pool = BuilderPool(tmp_path, 1, cache=BinaryCache(tmp_path / "cache"))
+    try:
+        texts = [f"{SOURCE}\n/* {i} */\n" for i in range(3)]
+        builds = [pool.submit(text, "c", "", 30.0) for text in texts]
+        while not builds[0].running():
+            time.sleep(0.001)
+        left = pool.cancel(builds)
+        assert left == {builds[0]} and builds[1].cancelled() and builds[2].cancelled()
+        assert isinstance(builds[0].result(), Binary)
+        builder = pool._workers[0].pid
+        assert builder is not None
+        assert os.getpriority(os.PRIO_PROCESS, builder) > os.getpriority(os.PRIO_PROCESS, 0)
+        assert isinstance(pool.submit(texts[1], "c", "", 30.0).result(), Binary)
+        assert pool._workers[0].pid == builder  # nobody killed it
+    finally:
+        pool.close()
