@@ -100,15 +100,20 @@ def table(results: Path = RESULTS) -> str:
         return "_Not measured yet._"
     rows = json.loads(results.read_text())["rows"]
     lines = [
+        f"Of {len(rows)} shapes; the value shown is the best of those measured.",
+        "",
         "| idea | knob | wins | largest win: best value over the best plain one |",
         "|---|---|---:|---|",
     ]
     for group in GROUPS:
         for path in group.plain:
-            tried = sum(name.split(" ")[1] == path for row in rows for name in row["knobs"])
-            if not tried:
-                continue
-            found, best = wins(rows, path), "none beyond the noise"
+            tried = sum(
+                name.split(" ")[1] == path and win(path, knob) is not None
+                for row in rows
+                for name, knob in row["knobs"].items()
+            )
+            found = wins(rows, path)
+            best = "none beyond the noise" if tried else "not compared yet"
             if found:
                 one = found[0]
                 best = (

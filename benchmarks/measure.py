@@ -83,18 +83,20 @@ class Earlier:
         return [
             record
             for records in self._read.values()
-            if records and str(workload) not in _header(records).workloads
+            if str(workload) not in _workloads(records)
             for record in records
         ]
 
     def _of_operator(self, path: Path) -> list[Record]:
         records = read_log(path).records
-        texts = _header(records).workloads if records else ()
-        return records if any(text.split()[0] == self._operator for text in texts) else []
+        operators = {text.split()[0] for text in _workloads(records)}
+        return records if self._operator in operators else []
 
 
-def _header(records: Sequence[Record]) -> RunRecord:
-    return next(record for record in records if isinstance(record, RunRecord))
+def _workloads(records: Sequence[Record]) -> set[str]:
+    """Of all runs of a log."""
+    headers = (record for record in records if isinstance(record, RunRecord))
+    return {text for header in headers for text in header.workloads}
 
 
 @dataclass(frozen=True)

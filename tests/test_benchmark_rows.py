@@ -181,6 +181,20 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
     assert run.measured(one, results, given, 0.0) == [f"{text}: no time left" for text in texts]
 
 
+def test_a_taught_run_learns_from_every_log_but_those_of_its_own_shape(measure: Any) -> None:
+    one = bench(measure, Device(on_gpu), CUDA_TARGETS["h200"])
+    other = "attention 1x8x64x64 dtype=fp32"
+    first = measure.Earlier("attention")
+    assert first.of_others(parse(TEXT)) == []
+    one.tuned_log(parse(TEXT))
+    known = first.of_others(parse(other))  # a log that came since
+    assert first.of_others(parse(TEXT)) == [] and len(known) > 8
+    assert measure.Earlier("conv2d").of_others(parse(other)) == []
+    taught = one.tuned_log(parse(other), earlier=known)
+    header = runs(read_log(taught).records)[-1].header
+    assert {start.workload for start in header.warm[other]} == {TEXT}
+
+
 # -- the grid -------------------------------------------------------------------------------------
 
 

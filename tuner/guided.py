@@ -18,8 +18,8 @@ from .surrogate import Surrogate
 DISTRUST_SHARE = 0.5
 """Share of a batch that explores while the model does not predict."""
 FILLING_POOL = 1024
-_MOST_STEPS, _STEPS_SHARE = 3, 0.6
-"""Of a walk to a point near a known one."""
+_MORE_STEPS, _STEP_SHARE = 2, 0.5
+"""Steps that a walk from a known point may take after its first, and how often it does."""
 
 
 class Guided:
@@ -100,7 +100,7 @@ class Guided:
         return found.points[~np.isin(found.points, state.proposed)]
 
     def _starts(self, state: State, rng: np.random.Generator) -> Points:
-        """Chains go on where they were, a quarter restarted: at the best measured, and anew."""
+        """Chains go on where they were, some restarted: at the best measured, and anew."""
         chains = self._preset.chains
         best = state.best_measured(chains // 8)
         if self._chains is not None:
@@ -153,10 +153,10 @@ class Guided:
 
 def wandered(space: Space, bases: Points, rng: np.random.Generator, n: int) -> Points:
     """`n` legal points, one to three steps of a knob away from the bases in turn."""
-    points = np.resize(bases, n)
-    for _ in range(_MOST_STEPS):
+    points = space.moves(np.resize(bases, n), rng)
+    for _ in range(_MORE_STEPS):
         moved = space.moves(points, rng)
-        points = np.where(rng.random(n) < _STEPS_SHARE, moved, points)
+        points = np.where(rng.random(n) < _STEP_SHARE, moved, points)
     return points
 
 

@@ -256,8 +256,9 @@ class LocalMeasurer:
 
     def _built(self, batch: FrozenBatch, candidate: Candidate, build: Built) -> None:
         """Hands a finished build on; called on the thread that built it, or on the CPU's."""
-        if self._builds.get(candidate.trial) is build:
-            del self._builds[candidate.trial]
+        if self._builds.get(candidate.trial) is not build:
+            return  # of a batch, or a run, that ended without it
+        del self._builds[candidate.trial]
         if build.cancelled():
             return
         if (error := build.exception()) is not None:

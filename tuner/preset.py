@@ -36,7 +36,7 @@ class Preset:
     near: float = 0.0
     """Share of the cold rest of a batch without a model that is near such points."""
     fresh: int = 8
-    """One in so many chains begins anew in every batch, and as many at the best points."""
+    """One in so many chains begins anew in every batch."""
     exploration: str = "uniform"
     """Where random trials go: "uniform", or best predicted of a random knob's other "levels"."""
     uniform_share: float = 1.0
@@ -90,8 +90,8 @@ REVISIONS: Mapping[int, Preset] = {
 The third and the fourth are the second for GPUs, with up to 32 and 16 trials a batch. The fourth
 begins with small batches: they learn more from equal trials. More chains take fewer steps, which
 costs half the time and finds as much. The fifth begins with what the families' heuristics rank
-high and with points near that, and seldom looks elsewhere: of 2255 points drawn from everywhere in
-logged GPU runs, 7 were the best so far.
+high and with points near that, and seldom looks elsewhere: in logged GPU runs points drawn from
+everywhere were hardly ever the best so far.
 """
 REVISION, CUDA_REVISION = 2, 5
 """What new runs use on a CPU and on GPUs."""

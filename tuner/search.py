@@ -67,9 +67,7 @@ class Search:
         a microsecond of each workload counts for the scheduler (default: 1).
         """
         self._preset = preset or preset_of(settings)
-        if not starts:
-            most = self._preset.likely
-            starts = [Starts(space.defaults(), space.likely(most)) for space in spaces]
+        starts = starts or [Starts.of(space, self._preset.likely) for space in spaces]
         self.states = [State(*one) for one in zip(spaces, warm, starts, strict=True)]
         self._settings, self._seed = settings, seed
         self._scheduler = checked_scheduler(settings.scheduler)

@@ -78,14 +78,20 @@ class Session:
     """Owns the search, the journal and the trials' outcomes of one run."""
 
     def __init__(
-        self, header: RunRecord, settings: Settings, journal: Journal, spaces: Sequence[Space] = ()
+        self,
+        header: RunRecord,
+        settings: Settings,
+        journal: Journal,
+        spaces: Sequence[Space] = (),
+        batches: Sequence[BatchRecord] = (),
     ) -> None:
+        """`batches` are those of a run to `resume`."""
         self.header, self.settings, self.journal = header, settings, journal
         self.workloads = tuple(parse(text) for text in header.workloads)
         device = checked_target(header.target)
         only = header.settings.family
         self.spaces = tuple(spaces) or tuple(space_of(w, device, only) for w in self.workloads)
-        self.search = search_of(header, self.spaces)
+        self.search = search_of(header, self.spaces, batches)
         self.known: dict[int, Known] = {}
         self.best: dict[int, tuple[int, float]] = {}  # workload -> (trial, us)
         self.default_us: dict[int, float] = {}  # of the fastest family's default
@@ -267,7 +273,6 @@ class Session:
         """Takes up a logged run: its batches are planned again and its trials not repeated."""
         if missing := {workload.dtype for workload in self.workloads} - set(run.header.bounds):
             raise LogError(f"run {run.header.run} has no measured bound for {', '.join(missing)}")
-        self.search = search_of(self.header, self.spaces, run.batches)
         self._logged = deque(run.batches)
         self.decided = dict(run.finals)
         for record in (run.trials[i] for i in sorted(run.trials)):
@@ -344,11 +349,10 @@ def search_of(
     ]
     lessons = lessons_of(header.warm, spaces[0].target, header.settings.family)
     weights = [header.weights.get(text, 1.0) for text in header.workloads]
-    known = [
-        header.heuristics.get(text) or logged_defaults(batches, text) or heuristics(space, 0)
+    starts = [
+        starts_of(space, header.heuristics.get(text) or logged_defaults(batches, text))
         for space, text in zip(spaces, header.workloads, strict=True)
     ]
-    starts = [starts_of(*one) for one in zip(spaces, known, strict=True)]
     return Search(
         spaces, warm, header.settings, header.seed,
         lessons=lessons, weights=weights, starts=starts,

@@ -26,16 +26,21 @@ class Starts:
     defaults: Points
     likely: Points
 
+    @staticmethod
+    def of(space: Space, most: int = 0) -> Starts:
+        """Today's, with `most` likely points of each family."""
+        return Starts(space.defaults(), space.likely(most))
+
 
 class State:
     """Measured and proposed points of one workload.
 
-    `warm` are the best of other workloads; without `starts` the space is asked for its defaults.
+    `warm` are the best of other workloads; without `starts` the space is asked for them.
     """
 
     def __init__(self, space: Space, warm: Points, starts: Starts | None = None) -> None:
         self.space, self.warm = space, warm
-        self.starts = starts or Starts(space.defaults(), np.empty(0, dtype=np.int64))
+        self.starts = starts or Starts.of(space)
         self._proposed: list[int] = []
         self._points: list[int] = []
         self._us: list[float] = []

@@ -22,9 +22,11 @@ from .transfer import lessons
 from .warm import nearest
 
 DECIDING = (
-    "strategy", "batch_size", "lag", "model_threads", "epsilon", "family", "scheduler",
+    "strategy", "batch_size", "model_threads", "epsilon", "family", "scheduler",
 )  # fmt: skip
-"""Settings that proposals depend on: a resumed run must have the same."""
+"""Settings that proposals depend on and a user may choose: a resumed run must have the same.
+
+Revision and lag are always those of its header."""
 
 
 @dataclass(frozen=True)

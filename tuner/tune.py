@@ -138,7 +138,7 @@ def tune(
             )
         measurer.prepare(workloads)
         if place.run:
-            session = Session(place.run.header, settings, journal)
+            session = Session(place.run.header, settings, journal, batches=place.run.batches)
             session.resume(place.run)
             for workload, binary, trial in session.finished_binaries():
                 measurer.know(workload, binary, trial)

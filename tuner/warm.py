@@ -81,7 +81,12 @@ def logged_defaults(batches: Sequence[BatchRecord], workload: str) -> tuple[Heur
 
 
 def starts_of(space: Space, known: Sequence[Heuristic]) -> Starts:
-    """The points of a header's heuristics; those that are no members of `space` are left out."""
+    """The points of a header's heuristics, today's without any.
+
+    Those that are no members of `space` are left out.
+    """
+    if not known:
+        return Starts.of(space)
     points: dict[bool, list[int]] = {True: [], False: []}
     for one in known:
         try:

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from kt.spaces.cuda import is_legal
 from kt.spaces.family import Rule
 from kt.spaces.theta import Value
@@ -15,7 +13,7 @@ from kt.spaces.theta import Value
 from .cuda import GROUPS
 from .hopper import PlanOf
 from .hopper_model import cycles
-from .hopper_plan import HopperPlan
+from .hopper_plan import surely_at_once
 
 
 class Shape(NamedTuple):
@@ -39,8 +37,6 @@ SHAPES = tuple(Shape(*values) for values in (
 ))  # fmt: skip
 GROUP = 8
 """Tiles in a group of the raster, at most."""
-_PAIRED, _LOST_CLUSTERS = 2, 3
-"""SMs come in pairs; larger clusters leave SMs of a group unused, and nobody says how many."""
 _STAGES = 8
 
 
@@ -92,7 +88,7 @@ def _candidates(
             if (
                 1 < parts <= min(wanted, p.k_tiles // 2)
                 and cluster_m == 1
-                and at_once(p, parts, int(p.tiles))
+                and int(p.tiles) * parts <= surely_at_once(p.target, blocks, parts)
             ):
                 yield {**values, "cluster_k": parts, "store": "direct"}
 
@@ -113,12 +109,6 @@ def common_values(knobs: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     if "warm" in knobs:
         values["warm"] = 0
     return values
-
-
-def at_once(p: HopperPlan, parts: int, tiles: int) -> bool:
-    """Whether clusters of `parts` CTAs, one for each of `tiles`, surely run at once."""
-    held = p.target.cores * int(np.max(p.blocks_sm)) // parts
-    return parts <= _PAIRED or tiles <= held - _LOST_CLUSTERS
 
 
 def with_stages(

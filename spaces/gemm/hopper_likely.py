@@ -14,8 +14,9 @@ from kt.spaces.theta import Value
 
 from .cuda import GROUPS
 from .hopper import PlanOf
-from .hopper_default import GROUP, at_once, common_values, with_stages
+from .hopper_default import GROUP, common_values, with_stages
 from .hopper_model import cycles
+from .hopper_plan import surely_at_once
 
 MOST = 12
 _CONSUMERS = {64: 1, 128: 2, 192: 3, 256: 2}
@@ -29,7 +30,10 @@ _Columns = dict[str, NDArray[Any]]
 def likely_values(
     plan: PlanOf, knobs: Mapping[str, Sequence[Any]], rules: Sequence[Rule]
 ) -> list[Mapping[str, Value]]:
-    """The best θ of each tile and way to share k, by estimated cycles; at most `MOST`."""
+    """The best θ of each tile and way to share k, by estimated cycles; at most `MOST`.
+
+    They are ranked with few choices of stages, and then get as many as fit, and buffers.
+    """
     columns = _grid(plan, knobs)
     time = _ranked(plan, columns, rules)
     found: dict[tuple[Any, ...], Mapping[str, Value]] = {}
@@ -63,17 +67,17 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     columns |= {n: np.full(len(rows), v) for n, v in fixed.items() if n not in columns}
     if "copy_a" in knobs:
         columns["copy_a"] = np.array([copy for *_, copy in rows])
-    direct = (bn % 16 != 0) | (columns["cluster_k"] > 1)
-    columns["store"] = np.where(direct, "direct", knobs["store"][-1])
     p = plan(columns)
+    staged = p.fills_boxes & (columns["cluster_k"] == 1)
+    columns["store"] = np.where(staged, knobs["store"][-1], "direct")
     lines = np.minimum(p.m_clusters, p.n_clusters) == 1
     for group in sorted(g for g in GROUPS if g in knobs["group"] and g <= GROUP):
         wide = ~lines & (group < 2 * p.m_clusters)
         columns["group"] = np.where(wide, group, columns["group"])
-    resident = np.array([at_once(p, c, t) for c, t in zip(
-        columns["cluster_k"].tolist(), np.broadcast_to(p.tiles, len(rows)).tolist(), strict=True
-    )])  # fmt: skip
-    return {name: column[resident] for name, column in columns.items()}
+    parts = columns["cluster_k"]
+    resident = p.tiles * parts <= surely_at_once(p.target, p.blocks_sm, parts)
+    kept = (parts == 1) | resident
+    return {name: column[kept] for name, column in columns.items()}
 
 
 def _ranked(plan: PlanOf, columns: _Columns, rules: Sequence[Rule]) -> NDArray[np.float64]:

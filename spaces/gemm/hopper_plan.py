@@ -32,6 +32,8 @@ OTHER_REGISTERS = 28
 SWIZZLE = 128  # bytes of the widest
 _PAIRED = 2
 """CTAs of a cluster that find room on every device: its SMs come in pairs."""
+_UNGROUPED = 8
+"""One SM of so many is left over where SMs come in groups that hold whole larger clusters."""
 
 
 class HopperPlan:
@@ -393,6 +395,13 @@ class HopperPlan:
             (inner, outer, self.w.batch), (pitch, outer * pitch),
             (swizzle // operand.bytes, height, 1), swizzle,
         )  # fmt: skip
+
+
+def surely_at_once(target: Target, blocks: Any, cluster: Any) -> Any:
+    """CTAs, `blocks` an SM, that a device holds in whole clusters however its SMs are grouped."""
+    slots = target.cores * blocks
+    held = np.where(cluster > _PAIRED, slots - slots // _UNGROUPED, slots) // cluster
+    return np.maximum(held, 1) * cluster
 
 
 def unaligned(operand: Operand) -> bool:

@@ -74,16 +74,15 @@ class GemmWgmma(Family):
         return hopper_rules(self.product(w), target, once(lambda v: self.plan(w, target, v)))
 
     def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self._ranked(as_gemm(workload), target)[0]
+        return self.ranked(as_gemm(workload), target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_gemm(workload)
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         tiles = likely_values(lambda v: self.plan(w, target, v), knobs, self.rules(w, target))
-        default, *others = self._ranked(w, target)
-        return (default, *tiles, *others)
+        return (self.default(w, target), *tiles)
 
-    def _ranked(self, w: Gemm, target: Target) -> Sequence[Mapping[str, Value]]:
+    def ranked(self, w: Gemm, target: Target) -> Sequence[Mapping[str, Value]]:
         """Common tiles by estimated cycles."""
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
         rules = self.rules(w, target)

@@ -24,7 +24,7 @@ from kt.spaces.workload import Gemm, Workload
 from .cuda import as_gemm
 from .hopper import hopper_rules, hopper_stores
 from .hopper_default import Shape
-from .hopper_plan import HopperPlan, unaligned
+from .hopper_plan import HopperPlan, surely_at_once, unaligned
 from .mma_plan import operands
 from .wgmma import GemmWgmma
 
@@ -48,8 +48,6 @@ _RING_BYTES = 32768
 """Of the long operand, of an SM: fewer in flight do not keep memory busy."""
 _SPLIT_WAVES, _SPLIT_TURNS = 4, 16
 """CTAs an SM that split-K may make, and units of persistent CTAs: more do not balance better."""
-_UNGROUPED = 8
-"""One SM of so many is left over where SMs come in groups that hold whole clusters of four."""
 _BOX = 64
 """Columns of a box of C, 128 bytes."""
 
@@ -90,9 +88,7 @@ class SwappedPlan(HopperPlan):
 
     @cached_property
     def at_once(self) -> Any:
-        slots = self.target.cores * self.blocks_sm
-        held = np.where(self.cluster > 2, slots - slots // _UNGROUPED, slots) // self.cluster
-        return np.maximum(held, 1) * self.cluster
+        return surely_at_once(self.target, self.blocks_sm, self.cluster)
 
     @cached_property
     def ring_bytes(self) -> Any:
@@ -138,6 +134,9 @@ class GemmWgmmaSwapped(GemmWgmma):
             for bn in reversed(knobs["bn"])
             for bm, consumers in _SHAPES
         ]
+
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
+        return self.ranked(as_gemm(workload), target)  # its common tiles are of every size
 
     def stores(self, w: Gemm) -> Sequence[str]:
         return tuple(store for store in hopper_stores(w) if store != "rows")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -167,6 +168,17 @@ def test_at_the_deadline_what_is_built_or_run_is_left_out(stuck: str) -> None:
         assert len(first) == (4 if stuck == "build" else 2)
         again = measurer.all_of(batch("e", "d", first=10))  # it goes on after that
         assert len(again) == 2
+
+
+def test_a_build_that_outlives_its_run_is_nothing_to_the_next() -> None:
+    seconds = {"slow": 0.3, "later": 0.6}
+    with SleepyMeasurer([SleepyGpu(0.0)], builders=2, build_seconds=seconds.__getitem__) as one:
+        deadline = time.monotonic() + 0.1
+        one.start(batch("slow"), deadline)
+        assert not one.all_of(batch("slow"), deadline)
+        one.prepare([])
+        (found,) = one.all_of(batch("later")).values()  # also trial 0, built when the other ended
+        assert found.build.binary == hashlib.sha256(b"later").hexdigest()
 
 
 def test_an_error_that_is_no_candidates_is_raised_where_results_are_awaited() -> None:

@@ -74,7 +74,7 @@ def test_new_runs_use_the_newest_revision() -> None:
         (2, "fake", "80b9a03f5d523fbe"), (2, "huge", "fb213d38936eacb8"),
         (3, "fake", "e048f52fc648f750"), (3, "huge", "23b1513ca8b717b3"),
         (4, "fake", "e289f26c6b8122a8"), (4, "huge", "2b22eb867c101fce"),
-        (5, "fake", "40a48fc61b2f24d3"), (5, "huge", "6c17e634df1ae45b"),
+        (5, "fake", "ebe3ceb8d2fcfd77"), (5, "huge", "6c17e634df1ae45b"),
     ],
 )  # fmt: skip
 def test_the_constants_of_a_revision_are_those_of_its_logs(
@@ -153,5 +153,5 @@ def test_the_fifth_revision_begins_with_what_heuristics_rank_high() -> None:
     assert second.points[:2].tolist() == likely[3:5]
     spots = where.coordinates(np.array([*first.points[5:7], *defaults, *likely]))
     for near in spots[:2]:
-        assert (spots[2:] != near).sum(axis=1).min() <= 3
+        assert 1 <= (spots[2:] != near).sum(axis=1).min() <= 3
     assert where.legal(first.points).all() and where.legal(second.points).all()

@@ -219,3 +219,11 @@ def test_a_resumed_run_keeps_the_default_that_it_began_with(
     monkeypatch.setattr(FakeFamily, "default", lambda *_: changed)
     assert tuned(tmp_path / "a.jsonl", trials=24, revision=5, resume=True).trials == 24
     assert check_identity(read_run(tmp_path / "a.jsonl")).exit_code == 0
+
+
+def test_a_resumed_run_keeps_the_lag_of_its_header(tmp_path: Path) -> None:
+    """No option chooses the lag, and its default may change."""
+    tuned(tmp_path / "a.jsonl", trials=12, revision=5, lag=1)
+    assert tuned(tmp_path / "a.jsonl", trials=24, revision=5, lag=2, resume=True).trials == 24
+    run = read_run(tmp_path / "a.jsonl")
+    assert run.header.settings.lag == 1 and check_identity(run).exit_code == 0

@@ -119,7 +119,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"seed": 5}, "it has --seed 0, not 5"),
     ({"strategy": "random"}, "it has --strategy kt, not random"),
     ({"batch_size": 8}, "it has --batch-size 16, not 8"),
-    ({"lag": 1}, "it has --lag 0, not 1"),
     ({"epsilon": 0.5}, "it has --epsilon 0.1, not 0.5"),
     ({"model_threads": 7}, "it has --model-threads 1, not 7"),
 ]
