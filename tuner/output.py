@@ -20,8 +20,8 @@ def refuse_overwriting(
     path: Path, force: bool, is_ours: Callable[[bytes], bool], what: str
 ) -> None:
     """Raises SettingsError for an existing file, not empty, that is not `what` kt writes there,
-    and for a log."""
-    _refuse_log(path)
+    for a log, and for what cannot be looked at."""
+    _refuse_always(path)
     if force or not path.is_file():
         return
     with open(path, "rb") as file:
@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Raises SettingsError where that fails, and where it would replace a log of kt.
     """
-    _refuse_log(path)
+    _refuse_always(path)
     try:
         path = path.resolve()
         if path.exists() and not path.is_file():
@@ -46,7 +46,13 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise SettingsError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _refuse_log(path: Path) -> None:
+def _refuse_always(path: Path) -> None:
+    """A loop of links is found here: only some Pythons' `resolve` raises for it."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror}") from None
     if _is_log(path):
         raise SettingsError(f"{path} is a log: its measurements would be lost; name another file")
 

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 PANELS = 8
 FORMATS = ("png", "svg", "pdf")
+_METADATA = {"png": {"Software": "kt"}, "svg": {"Creator": "kt"}, "pdf": {"Creator": "kt"}}
+_MARKS = {
+    b"\x89PNG\r\n\x1a\n": b"\0\0\0\x0btEXtSoftware\0kt",
+    b'<?xml version="1.0" encoding="utf-8" standalone="no"?>\n<!DOCTYPE svg ':
+        b"<dc:creator>\n     <cc:Agent>\n      <dc:title>kt</dc:title>",
+    b"%PDF-1.4\n%\xac\xdc \xab\xba\n": b"/Creator (kt)",
+}  # fmt: skip
+"""How a file of each format begins, and what that metadata becomes in it.
+
+The beginnings are matplotlib's: a paper that includes a plot may hold the plot's creator too.
+"""
 _INK, _BEST, _DOT, _FAILED, _CUT = "#1a1a1a", "#0b6e4f", "#7fb8a4", "#c1292e", "#b9b9b9"
 _LINES = {"bound": "#6b4fa0", "vendor": "#d17a00", "default": "#4a6fa5"}
 _HEADROOM, _APART = 1.08, 0.045
@@ -27,8 +38,14 @@ _HEADROOM, _APART = 1.08, 0.045
 
 
 def is_plot(content: bytes) -> bool:
-    """Whether a file is a picture that matplotlib drew, by the name that it leaves in them."""
-    return b"atplotlib" in content
+    """Whether a file is a picture that kt drew: it names kt as its creator."""
+    return any(content.startswith(magic) and mark in content for magic, mark in _MARKS.items())
+
+
+def refuse_format(path: Path) -> None:
+    """Raises SettingsError for a file whose suffix names no format of pictures."""
+    if _format(path) not in FORMATS:
+        raise SettingsError(f"--plot {path}: accepts names that end in .{', .'.join(FORMATS)}")
 
 
 def picture(runs: Sequence[Run], table: Sequence[Row], path: Path) -> bytes:
@@ -36,9 +53,7 @@ def picture(runs: Sequence[Run], table: Sequence[Row], path: Path) -> bytes:
 
     Raises KtError when there is nothing to draw, or no such format.
     """
-    form = path.suffix[1:].lower()
-    if form not in FORMATS:
-        raise SettingsError(f"--plot {path}: accepts names that end in .{', .'.join(FORMATS)}")
+    refuse_format(path)
     by_id = {run.header.run: run for run in runs}
     drawn = [(row, by_id[row.run]) for row in table if row.best and row.run in by_id]
     if not drawn:
@@ -49,8 +64,13 @@ def picture(runs: Sequence[Run], table: Sequence[Row], path: Path) -> bytes:
     for axes, (row, run) in zip(panels, drawn, strict=True):
         _panel(axes, row, run)
     image = io.BytesIO()
-    figure.savefig(image, dpi=130, format=form)
+    form = _format(path)
+    figure.savefig(image, dpi=130, format=form, metadata=_METADATA[form])
     return image.getvalue()
+
+
+def _format(path: Path) -> str:
+    return path.suffix[1:].lower()
 
 
 def _figure(count: int) -> tuple[Any, list[Axes]]:

@@ -13,13 +13,14 @@ import msgspec
 
 from kt.logs.query import Run
 from kt.logs.record import Failure, TrialRecord
+from kt.spaces.errors import SettingsError
 
 from . import text
 from .explain import Explanation, explain, lines_of
 from .lookup import one_trial, open_runs, report_bad, workloads_in
 from .noise import unstable, unstable_text
 from .output import refuse_overwriting, write_atomically
-from .plot import is_plot, picture
+from .plot import is_plot, picture, refuse_format
 from .report import Row, RunFacts, rows, run_facts
 from .summary import REMARKS, device_text, reason_text
 
@@ -41,6 +42,9 @@ def show_command(
 ) -> int:
     """Prints what is asked for."""
     if plot:
+        refuse_format(plot)
+        if trial is not None:
+            raise SettingsError("--plot draws a whole search: leave --trial out")
         refuse_overwriting(plot, force, is_plot, "kt plot")
     runs, bad = open_runs(log, run)
     report_bad(bad)

@@ -33,9 +33,12 @@ class Stopper:
 
     @property
     def deadline(self) -> float | None:
-        """When measuring must end so that the finals fit into the budget."""
-        if self.end is None:
-            return None
+        """When measuring must end so that the finals fit into the budget.
+
+        Until something was measured there is no final to keep time for.
+        """
+        if self.end is None or not self._session.best:
+            return self.end
         finals = FINAL_SECONDS * len(self._session.workloads)
         return self.end - min(FINALS_SHARE * self._settings.seconds, finals)
 

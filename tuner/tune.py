@@ -125,9 +125,9 @@ def tune(
         raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
     asked = (log, workloads, target, settings, seed, resume, earlier)
     place = open_store(*asked)
-    if resume and place.run is None:
-        (view or Quiet()).note(f"nothing to resume in {log}: a new run begins")
     with Journal(place.path) as journal, ExitStack() as claims:
+        if resume and place.run is None:
+            (view or Quiet()).note(f"nothing to resume in {log}: a new run begins")
         if place.run:
             claims.enter_context(Claim(place.path, place.run.header.run))
             place = open_store(*asked)  # what another process wrote until the claim was ours

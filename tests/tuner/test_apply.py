@@ -126,12 +126,19 @@ def test_files_are_replaced_whole_and_only_our_own(kt, log: Path, tmp_path: Path
         ("no/such/k.c", "No such file or directory"), ("/proc/k.c", "cannot write"),
         (".", "Is a directory"), ("/dev/full", "No space left"), ("n" * 300, "File name too long"),
         ("log.jsonl", "is a log"), ("log.jsonl/k.c", "Not a directory"),
+        ("loop", "cannot write loop: Too many levels"), ("loop/k.c", "Too many levels"),
     ],
 )  # fmt: skip
-def test_places_that_cannot_be_written(kt, log: Path, place: str, says: str) -> None:
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_places_that_cannot_be_written(
+    kt, log: Path, tmp_path: Path, place: str, says: str, force: tuple[str, ...]
+) -> None:
     before = log.read_bytes()
-    assert kt("apply", log, "-o", place).refused(says)
-    assert log.read_bytes() == before
+    (tmp_path / "loop").symlink_to("back")
+    (tmp_path / "back").symlink_to("loop")
+    assert kt("apply", log, "-o", place, *force).refused(says)
+    assert kt("export", log, "-o", place, *force).refused(says)
+    assert log.read_bytes() == before and (tmp_path / "loop").is_symlink()
 
 
 def test_devices_are_written_to_and_not_replaced(kt, log: Path) -> None:

@@ -210,8 +210,9 @@ def test_a_full_disk_keeps_what_was_logged(
 def test_logs_that_cannot_be_written(kt, tmp_path: Path, place: str, says: str) -> None:
     (tmp_path / "file.txt").write_text("mine\n")
     (tmp_path / "foreign.jsonl").write_text('{"type":"other"}\n')
-    ran = kt(*TUNE, "--trials", "3", "--log", place)
-    assert ran.refused(says)
+    for more in ((), ("--resume",)):
+        ran = kt(*TUNE, "--trials", "3", "--log", place, *more)
+        assert ran.refused(says) and "nothing to resume" not in ran.err
     assert (tmp_path / "file.txt").read_text() == "mine\n"
     assert (tmp_path / "foreign.jsonl").read_text() == '{"type":"other"}\n'
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import io
 import json
 import random
 import sys
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 
 from kt.logs.record import Failure
+from kt.tuner.plot import FORMATS, is_plot
 
 TUNE = ("tune", "gemm", "64x64x64", "--strategy", "random", "--trials", "20")
 
@@ -181,13 +183,62 @@ def test_a_plot_replaces_plots_only(kt, log: Path, tmp_path: Path) -> None:
     assert photograph.read_bytes() == b"\x89PNG\r\n"
     assert kt("show", log, "--plot", "a.png", "--force").code == 0
     assert photograph.stat().st_size > 10_000
-    assert kt("show", log, "--plot", log, "--force").refused("is a log")
+    named = log.rename(tmp_path / "log.png")
+    assert kt("show", named, "--plot", named, "--force").refused("is a log")
+
+
+def drawn(form: str, **metadata: str) -> bytes:
+    """A plot that somebody else drew with matplotlib."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.subplots().plot([1, 2, 3], label="kt")
+    image = io.BytesIO()
+    figure.savefig(image, format=form, metadata=metadata)
+    return image.getvalue()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_plots_of_others_are_kept(kt, log: Path, tmp_path: Path, form: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"a.{form}"
+    assert kt("show", log, "--plot", path).code == 0
+    ours = path.read_bytes()
+    assert is_plot(ours) and kt("show", log, "--plot", path).code == 0
+    paper = b"%PDF-1.5\n%\xd0\xd4\xc5\xd8\n(drawn with Matplotlib) /PTEX.InfoDict " + ours
+    for content in (
+        drawn(form),
+        drawn(form, Title="kt"),
+        b"import matplotlib\n",
+        b" " + ours,
+        paper,
+    ):
+        path.write_bytes(content)
+        assert kt("show", log, "--plot", path).refused("exists and is not a kt plot: --force")
+        assert path.read_bytes() == content
+    assert kt("show", log, "--plot", path, "--force").code == 0 and is_plot(path.read_bytes())
+
+
+def test_plots_that_cannot_be_are_refused_first(kt, log: Path, tmp_path: Path) -> None:
+    for words in (
+        ["a.exe"],
+        ["a"],
+        ["a.txt", "--json"],
+        [log, "--force"],
+        ["a.exe", "--trial", "3"],
+    ):
+        ran = kt("show", log, "--plot", *words)
+        assert ran.refused(f"--plot {words[0]}: accepts names that end in .png") and not ran.out
+    for more in ([], ["--json"]):
+        ran = kt("show", log, "--trial", "3", "--plot", "a.png", *more)
+        assert ran.refused("--plot draws a whole search: leave --trial out") and not ran.out
+    (tmp_path / "loop.png").symlink_to("loop.png")
+    ran = kt("show", log, "--plot", "loop.png")
+    assert ran.refused("cannot write loop.png: Too many levels of symbolic links") and not ran.out
+    assert not (tmp_path / "a.png").exists()
 
 
 def test_plots_that_cannot_be(kt, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     assert kt("show", log, "--plot", "no/such/a.png").refused("cannot write", "no/such/a.png")
-    assert kt("show", log, "--plot", "a.exe").refused("--plot a.exe", ".png")
     fail(log, *range(20))
     log.write_text("".join(x for x in log.read_text().splitlines(True) if '"final"' not in x))
     assert kt("show", log, "--plot", "a.png").refused("no valid result to draw")

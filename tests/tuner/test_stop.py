@@ -112,6 +112,20 @@ def test_after_the_time_and_the_rest_is_measured_when_resumed(tmp_path: Path) ->
     ]
 
 
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_short_time_is_for_the_first_trial_and_not_for_finals(lag: int, tmp_path: Path) -> None:
+    class Slow(AnalyticMeasurer):
+        def prepare(self, workloads: Sequence[Workload]) -> None:
+            time.sleep(3.0)  # 1.2 s of the 4 s would be the finals'
+            super().prepare(workloads)
+
+    result = tuned(tmp_path / "a.jsonl", measurer=Slow(seconds=0.5), seconds=4.0, lag=lag, **RANDOM)
+    assert (result.reason, result.trials) == ("time", 2) and result.best[GEMM] >= 0
+    long = tuned(tmp_path / "b.jsonl", measurer=Slow(seconds=3.0), seconds=5.0, lag=lag, **RANDOM)
+    assert (long.reason, long.trials) == ("time", 1)
+
+
 def test_after_failures_when_nothing_ever_succeeded(tmp_path: Path) -> None:
     crash = Failure("crash", "run", "signal 11", "stderr tail")
     result = tuned(tmp_path / "a.jsonl", measurer=always(crash), max_failures=10, **RANDOM)
