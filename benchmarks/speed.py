@@ -1,10 +1,11 @@
 """How fast the search proposes: a refit on 2000 records, and points scored a second.
 
-    python benchmarks/speed.py [LOG] [--threads 2]
+    python benchmarks/speed.py [LOG...] [--threads 2]
 
-LOG is a log with that many trials of one workload (default: the first of benchmarks/spaces). Points
-are scored by annealing in the whole space: neighbours, their legality, features and predictions.
-The best of several repetitions counts; the machine should be idle.
+LOG is a log with that many trials of one workload (default: all of benchmarks/spaces). A proposal
+is a whole batch: chains anneal through the space (moves, their legality, features, predictions),
+then diverse points are picked. "predicted" is features and predictions alone, of many points at
+once. The best of several repetitions counts; the machine should be idle.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from transfer import in_folder, opened
 from kt.logs.record import Settings
 from kt.spaces.families import space_of
 from kt.spaces.space import Points
-from kt.tuner.anneal import anneal
-from kt.tuner.preset import CUDA_REVISION, REVISION, preset_of
+from kt.tuner.guided import Guided
+from kt.tuner.picker import Picker
+from kt.tuner.preset import CUDA_REVISION, EPSILON, REVISION, preset_of
 from kt.tuner.state import State
 from kt.tuner.surrogate import Surrogate
 
-RECORDS, REPEATS = 2000, 5
+RECORDS, REPEATS, BATCH = 2000, 5, 16
 RESULT = HERE / "results" / "speed.json"
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -44,9 +46,10 @@ def best_seconds(work: Callable[[], object]) -> float:
     return min(found)
 
 
-def row_of(path: Path, revision: int, threads: int) -> dict[str, Any]:
-    """Refit and proposal speed of one revision of the search."""
+def row_of(path: Path, threads: int) -> dict[str, Any]:
+    """Refit and proposal speed of the search that new runs of a workload use."""
     (log,) = opened([path])
+    revision = CUDA_REVISION if log.target.kind == "cuda" else REVISION
     space = space_of(log.workload, log.target, "all")
     seen = list(log.outcomes.values())[:RECORDS]
     preset = preset_of(Settings(revision=revision))
@@ -60,18 +63,19 @@ def row_of(path: Path, revision: int, threads: int) -> dict[str, Any]:
         model.ready()
         return model
 
-    surrogate, scored = fitted(), [0]
+    surrogate = fitted()
+    scored = [0]
 
-    def score(points: Points) -> np.ndarray[Any, Any]:
+    def counted(which: int, points: Points) -> np.ndarray[Any, Any]:
         scored[0] += len(points)
-        return surrogate.predict(0, points)
+        return Surrogate.predict(surrogate, which, points)
+
+    surrogate.predict = counted  # type: ignore[method-assign]
+    guided = Guided(surrogate, 0, EPSILON, preset)
 
     def propose() -> None:
         scored[0] = 0
-        rng = np.random.default_rng(0)
-        starts = space.sample(rng, preset.chains)
-        anneal(space, score, starts, rng, preset.steps, preset.temperature, preset.climbs,
-               preset.at_once)  # fmt: skip
+        guided.fill(Picker(state, BATCH), np.random.default_rng(0))
 
     refit, proposal = best_seconds(fitted), best_seconds(propose)
     many = np.concatenate([space.sample(np.random.default_rng(i), 10_000) for i in range(2)])
@@ -79,17 +83,17 @@ def row_of(path: Path, revision: int, threads: int) -> dict[str, Any]:
         "class": "speed", "workload": str(log.workload), "revision": revision,
         "records": len(seen), "threads": threads, "refit_seconds": round(refit, 3),
         "proposal_seconds": round(proposal, 3), "scored": scored[0],
-        "annealed_per_second": round(scored[0] / proposal),
-        "predicted_per_second": round(len(many) / best_seconds(lambda: score(many))),
+        "proposed_per_second": round(scored[0] / proposal),
+        "predicted_per_second": round(len(many) / best_seconds(lambda: counted(0, many))),
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("log", nargs="?", type=Path, default=in_folder("spaces")[0])
+    parser.add_argument("logs", nargs="*", metavar="LOG", type=Path, default=in_folder("spaces"))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    rows = [row_of(options.log, r, options.threads) for r in (REVISION, CUDA_REVISION)]
+    rows = [row_of(log, options.threads) for log in options.logs]
     for row in rows:
         print(json.dumps(row))
     about = {"kt": commit(), "cores": os.cpu_count(), "libraries": versions(LIBRARIES)}

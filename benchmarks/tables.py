@@ -163,6 +163,24 @@ def transfer() -> str:
     return "\n".join(lines)
 
 
+def speed() -> str:
+    """Recorded spaces of kt: what a refit and a batch of proposals cost."""
+    path = HERE / "results" / "speed.json"
+    if not path.exists():
+        return "_Not measured yet._"
+    lines = [
+        "| recorded space | refit | batch of 16 | scored a second in it | scored at once |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in json.loads(path.read_text())["rows"]:
+        lines.append(
+            f"| `{row['workload']}` | {row['refit_seconds']:.2f} s "
+            f"| {1e3 * row['proposal_seconds']:.0f} ms | {row['proposed_per_second']:,} "
+            f"| {row['predicted_per_second']:,} |"
+        )
+    return "\n".join(lines)
+
+
 def results() -> str:
     """All of RESULTS.md: every class that was measured, row by row."""
     parts = [
@@ -184,7 +202,10 @@ def results() -> str:
 
 def rendered(text: str) -> str:
     """`text` with every marked table replaced by the current one."""
-    made = {"summary": summary, "search": search, "transfer": transfer, "ablation": knobs.table}
+    made = {
+        "summary": summary, "search": search, "transfer": transfer, "speed": speed,
+        "ablation": knobs.table,
+    }  # fmt: skip
     for name, make in made.items():
         begin, end = f"<!-- table {name} -->", f"<!-- end {name} -->"
         if begin in text:

@@ -49,7 +49,7 @@ def test_the_speed_of_refits_and_proposals(monkeypatch: pytest.MonkeyPatch, tmp_
     speed.main()
     for row in json.loads((tmp_path / "speed.json").read_text())["rows"]:
         assert row["records"] == 100 and row["refit_seconds"] > 0
-        assert row["annealed_per_second"] == pytest.approx(
+        assert row["proposed_per_second"] == pytest.approx(
             row["scored"] / row["proposal_seconds"], rel=0.1
         )
         assert row["scored"] > 5000 and row["predicted_per_second"] > 0
