@@ -238,12 +238,12 @@ def tuned(folder: Path, devices: Sequence[SleepyGpu], lag: int = 1) -> Any:
 def test_proposals_do_not_depend_on_the_number_of_devices(
     tmp_path: Path, fake_space: None, lag: int
 ) -> None:
-    one, three = (tuned(tmp_path, [SleepyGpu(0.004) for _ in range(n)], lag) for n in (1, 3))
-    assert [b.entries for b in one.batches] == [b.entries for b in three.batches]
-    assert len(one.trials) == len(three.trials) == 96
+    one, eight = (tuned(tmp_path, [SleepyGpu(0.004) for _ in range(n)], lag) for n in (1, 8))
+    assert [b.entries for b in one.batches] == [b.entries for b in eight.batches]
+    assert len(one.trials) == len(eight.trials) == 96
     outcomes = [(t.outcome, t.duplicate_of) for _, t in sorted(one.trials.items())]
-    assert outcomes == [(t.outcome, t.duplicate_of) for _, t in sorted(three.trials.items())]
-    for run in (one, three):
+    assert outcomes == [(t.outcome, t.duplicate_of) for _, t in sorted(eight.trials.items())]
+    for run in (one, eight):
         assert check_identity(run).exit_code == 0
 
 

@@ -54,12 +54,12 @@ def tuned_for_real(kind: type[Quick], builders: int, settings: Settings, log: Pa
 
 def test_proposals_do_not_depend_on_the_number_of_builders(tmp_path: Path) -> None:
     settings = Settings(trials=24, batch_size=6, lag=1, **LEAST)
-    four, one = (
+    eight, one = (
         tuned_for_real(Steady, builders, settings, tmp_path / f"{builders}.jsonl")
-        for builders in (4, 1)
+        for builders in (8, 1)
     )
-    assert proposals(four) == proposals(one) and len(one.batches) == 4
-    assert [(b.predicted, b.model) for b in four.batches] == [
+    assert proposals(eight) == proposals(one) and len(one.batches) == 4
+    assert [(b.predicted, b.model) for b in eight.batches] == [
         (b.predicted, b.model) for b in one.batches
     ]
     assert {entry.source for entry in one.batches[-1].entries} & {"model"}
