@@ -82,14 +82,13 @@ def win(path: str, knob: Mapping[str, Any], workload: str = "") -> Win | None:
     return Win(workload, best["value"], rival["value"], ratio, low, high)
 
 
-def wins(rows: list[dict[str, Any]], path: str) -> list[Win]:
-    """Where a value of a knob beats the plain ones beyond the noise, the largest first."""
+def compared(rows: list[dict[str, Any]], path: str) -> list[Win]:
+    """Every θ in which plain values of a knob met others, the largest ratio first."""
     found = [
         one
         for row in rows
         for name, knob in row["knobs"].items()
-        if name.split(" ")[1] == path
-        if (one := win(path, knob, row["workload"])) and one.low > 1 + NOISE
+        if name.split(" ")[1] == path and (one := win(path, knob, row["workload"]))
     ]
     return sorted(found, key=lambda one: -one.ratio)
 
@@ -107,12 +106,8 @@ def table(results: Path = RESULTS) -> str:
     ]
     for group in GROUPS:
         for path in group.plain:
-            tried = sum(
-                name.split(" ")[1] == path and win(path, knob) is not None
-                for row in rows
-                for name, knob in row["knobs"].items()
-            )
-            found = wins(rows, path)
+            tried = compared(rows, path)
+            found = [one for one in tried if one.low > 1 + NOISE]
             best = "none beyond the noise" if tried else "not compared yet"
             if found:
                 one = found[0]
@@ -120,5 +115,5 @@ def table(results: Path = RESULTS) -> str:
                     f"`{one.workload}`: {one.value} over {one.plain}, {one.ratio:.2f} "
                     f"({one.low:.2f}–{one.high:.2f})"
                 )
-            lines.append(f"| {group.title} | `{path}` | {len(found)} of {tried} | {best} |")
+            lines.append(f"| {group.title} | `{path}` | {len(found)} of {len(tried)} | {best} |")
     return "\n".join(lines)
