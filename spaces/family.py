@@ -85,3 +85,14 @@ class Family(ABC):
     @abstractmethod
     def kernel(self, workload: Workload, target: Target, theta: Theta) -> Kernel:
         """The kernel of a legal θ."""
+
+
+class RankedFamily(Family):
+    """A family whose heuristic ranks several points; the first is the default."""
+
+    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
+        return self.likely(workload, target)[0]
+
+    @abstractmethod
+    def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
+        """Legal values, best first."""

@@ -75,17 +75,18 @@ class FamilySpace:
     @cached_property
     def default(self) -> int:
         """The point of the family's default."""
-        values = self.family.default(self.workload, self.target)
-        paths = {knob.name: knob.path for knob in self.knobs}
-        return self.point({paths[name]: value for name, value in values.items()})
+        return self._named(self.family.default(self.workload, self.target))
 
     @cached_property
     def likely(self) -> Points:
         """The points that the family's heuristic ranks high, distinct, the default first."""
-        paths = {knob.name: knob.path for knob in self.knobs}
         ranked = self.family.likely(self.workload, self.target)
-        points = [self.point({paths[name]: v for name, v in one.items()}) for one in ranked]
-        return np.array(list(dict.fromkeys(points)), dtype=np.int64)
+        return np.array(list(dict.fromkeys(map(self._named, ranked))), dtype=np.int64)
+
+    def _named(self, values: Mapping[str, Value]) -> int:
+        """The point of values by short name."""
+        paths = {knob.name: knob.path for knob in self.knobs}
+        return self.point({paths[name]: value for name, value in values.items()})
 
     def indices(self, points: Points) -> NDArray[np.int64]:
         """Choice index of each knob, shape [len(points), knobs]."""

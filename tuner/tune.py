@@ -120,14 +120,14 @@ def tune(
     other logs in `earlier`. `weights` say what a workload's time counts beside the others', where
     that is not 1. Raises KtError for what the user must change.
     """
-    settings, started = settings or Settings(), time.monotonic()
+    settings, view, started = settings or Settings(), view or Quiet(), time.monotonic()
     if not 0 <= seed < 2**63:
         raise SettingsError(f"--seed {seed}: accepts 0 to {2**63 - 1}")
     asked = (log, workloads, target, settings, seed, resume, earlier)
     place = open_store(*asked)
     with Journal(place.path) as journal, ExitStack() as claims:
         if resume and place.run is None:
-            (view or Quiet()).note(f"nothing to resume in {log}: a new run begins")
+            view.note(f"nothing to resume in {log}: a new run begins")
         if place.run:
             claims.enter_context(Claim(place.path, place.run.header.run))
             place = open_store(*asked)  # what another process wrote until the claim was ours
@@ -148,7 +148,7 @@ def tune(
             claims.enter_context(Claim(place.path, header.run))
             session = Session(header, settings, journal)
         stop = Stopper(session, settings, started)
-        return _run(session, measurer, stop, view or Quiet(), place.path)
+        return _run(session, measurer, stop, view, place.path)
 
 
 def _run(session: Session, measurer: Measurer, stop: Stopper, view: View, path: Path) -> Result:

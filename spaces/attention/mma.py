@@ -17,7 +17,7 @@ from kt.spaces.cuda import (
     rule,
 )
 from kt.spaces.extents import until_covered
-from kt.spaces.family import Columns, Family, Rule, once
+from kt.spaces.family import Columns, RankedFamily, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -48,7 +48,7 @@ _MOST_SPILL_BYTES = 160
 """A few words spilled around the loop over keys cost less than a smaller tile without."""
 
 
-class AttentionMma(Family):
+class AttentionMma(RankedFamily):
     """Queries in tiles, K and V through a ring of cp.async stages, probabilities in registers."""
 
     name = "mma"
@@ -124,9 +124,6 @@ class AttentionMma(Family):
             grid_rule(lambda v: plan(v).blocks),
             *residency_rules(target, plan),
         ]
-
-    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         choices = {knob.name: knob.choices for knob in self.knobs(workload, target)}

@@ -17,7 +17,7 @@ from kt.spaces.cuda import (
     residency_rules,
     rule,
 )
-from kt.spaces.family import Columns, Family, Rule, once
+from kt.spaces.family import Columns, RankedFamily, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob, Ordinal
 from kt.spaces.target import Target
@@ -48,7 +48,7 @@ _COMBINE_SHARED = 48 * 1024
 """Shared memory that every kernel may use without asking."""
 
 
-class AttentionSplitKv(Family):
+class AttentionSplitKv(RankedFamily):
     """Query heads of a group packed as rows; every warp streams its own keys."""
 
     name = "split_kv"
@@ -144,9 +144,6 @@ class AttentionSplitKv(Family):
             grid_rule(lambda v: plan(v).tiles * v["splits"]),
             *residency_rules(target, plan),
         ]
-
-    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         choices = {knob.name: knob.choices for knob in self.knobs(workload, target)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from kt.spaces.cuda import Floats, element_bytes, rule
-from kt.spaces.family import Columns, Family, Rule, once
+from kt.spaces.family import Columns, RankedFamily, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
 from kt.spaces.gemm.mma_default import ranked_values
 from kt.spaces.gemm.mma_plan import operands
@@ -41,7 +41,7 @@ CACHES = ("l2", "l1")
 ORDERS = ("taps", "channels")
 
 
-class Conv2dMma(Family):
+class Conv2dMma(RankedFamily):
     """Implicit GEMM by mma.sync, pixels gathered into a ring of cp.async stages."""
 
     name = "mma"
@@ -116,9 +116,6 @@ class Conv2dMma(Family):
             ),
             *tile_rules(product, target, plan),
         ]
-
-    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w, product = with_product(workload)

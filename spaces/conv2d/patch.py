@@ -11,7 +11,7 @@ import numpy as np
 
 from kt.spaces.cuda import VECTOR, Floats, alignment, element_bytes, rule
 from kt.spaces.extents import ceil_div, round_up
-from kt.spaces.family import Columns, Family, Rule, once
+from kt.spaces.family import Columns, RankedFamily, Rule, once
 from kt.spaces.gemm.cuda import problem_defines
 from kt.spaces.gemm.mma_default import ranked_values
 from kt.spaces.gemm.mma_plan import Operand, Plan
@@ -110,7 +110,7 @@ class _PatchPlan(Plan):
         return ()
 
 
-class Conv2dPatch(Family):
+class Conv2dPatch(RankedFamily):
     """Patches of x in shared memory for all taps, filters through a ring of cp.async stages."""
 
     name = "patch"
@@ -181,9 +181,6 @@ class Conv2dPatch(Family):
             ),
             *tile_rules(product, target, plan),
         ]
-
-    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_conv(workload)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kt.spaces.cuda import Floats
-from kt.spaces.family import Columns, Family, Rule, once
+from kt.spaces.family import Columns, RankedFamily, Rule, once
 from kt.spaces.kernel import Kernel, expand, stub
 from kt.spaces.knob import Categorical, Knob
 from kt.spaces.target import Target
@@ -26,7 +26,7 @@ from .mma_tiles import (
 )
 
 
-class GemmMma(Family):
+class GemmMma(RankedFamily):
     """Tiles of C by mma.sync, operands through a ring of cp.async stages."""
 
     name = "mma"
@@ -50,9 +50,6 @@ class GemmMma(Family):
     def rules(self, workload: Workload, target: Target) -> Sequence[Rule]:
         w = as_gemm(workload)
         return tile_rules(w, target, once(lambda v: Plan(w, v)))
-
-    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_gemm(workload)

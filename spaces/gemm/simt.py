@@ -22,7 +22,7 @@ from kt.spaces.cuda import (
     rule,
 )
 from kt.spaces.extents import ceil_div, round_up
-from kt.spaces.family import Columns, Family, Rule, once
+from kt.spaces.family import Columns, RankedFamily, Rule, once
 from kt.spaces.kernel import Kernel, Launch, expand, stub
 from kt.spaces.knob import Knob, Ordinal
 from kt.spaces.target import Target
@@ -150,7 +150,7 @@ class _Plan:
         return (main, reduce_launch(self.w, early)) if by_kernel else (main,)
 
 
-class GemmSimt(Family):
+class GemmSimt(RankedFamily):
     """Tiles of C in registers, operands through a ring of cp.async stages."""
 
     name = "simt"
@@ -220,9 +220,6 @@ class GemmSimt(Family):
             split_waves_rule(target, lambda v: plan(v).blocks),
             *residency_rules(target, plan),
         ]
-
-    def default(self, workload: Workload, target: Target) -> Mapping[str, Value]:
-        return self.likely(workload, target)[0]
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         return _ranked(as_gemm(workload), target, self)

@@ -15,7 +15,7 @@ from kt.spaces.theta import Theta, Value
 from kt.spaces.workload import Gemm, Workload
 
 from .cuda import as_gemm, problem_defines, refuses_cuda_gemm
-from .hopper import hopper_defines, hopper_knobs, hopper_rules, hopper_stores
+from .hopper import PlanOf, hopper_defines, hopper_knobs, hopper_rules, hopper_stores
 from .hopper_default import SHAPES, Shape, ranked_values
 from .hopper_likely import likely_values
 from .hopper_model import hopper_features
@@ -78,15 +78,19 @@ class GemmWgmma(Family):
 
     def likely(self, workload: Workload, target: Target) -> Sequence[Mapping[str, Value]]:
         w = as_gemm(workload)
-        knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
-        tiles = likely_values(lambda v: self.plan(w, target, v), knobs, self.rules(w, target))
-        return (self.default(w, target), *tiles)
+        return (self.default(w, target), *likely_values(*self._described(w, target)))
 
     def ranked(self, w: Gemm, target: Target) -> Sequence[Mapping[str, Value]]:
         """Common tiles by estimated cycles."""
+        plan, knobs, rules = self._described(w, target)
+        return ranked_values(plan, knobs, rules, self.shapes(knobs))
+
+    def _described(
+        self, w: Gemm, target: Target
+    ) -> tuple[PlanOf, Mapping[str, Sequence[Any]], Sequence[Rule]]:
+        """What heuristics look at: what values imply, choices by short name, and legality."""
         knobs = {knob.name: knob.choices for knob in self.knobs(w, target)}
-        rules = self.rules(w, target)
-        return ranked_values(lambda v: self.plan(w, target, v), knobs, rules, self.shapes(knobs))
+        return lambda v: self.plan(w, target, v), knobs, self.rules(w, target)
 
     def derive(self, workload: Workload, target: Target, values: Columns) -> dict[str, Floats]:
         w = as_gemm(workload)
