@@ -1,6 +1,6 @@
 """What each knob is worth: the tuned θ with one knob changed to each other legal value.
 
-    python benchmarks/ablation.py [--only TEXT] [--minutes 8.5]
+    python benchmarks/ablation.py [--only TEXT …] [--minutes 8.5]
 
 For each workload with a committed log: the best θ (and the best of family `mma`, whose knobs other
 families lack), each knob of `knobs.PATHS` changed alone, nothing tuned again. All values of a knob
@@ -219,7 +219,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", help="workloads that contain this text")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
+    )
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for the archive")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
@@ -239,7 +241,7 @@ def main() -> None:
         device |= measurer.environment() | gpu_state()
         results = Results(DEVICE, NAME, device, LIBRARIES, given.commit)
         ablation = Ablation(target, measurer, results)
-        for text in (text for text in WORKLOADS if given.only in text):
+        for text in (text for text in WORKLOADS if any(part in text for part in given.only)):
             found = list(subjects(text))
             missing += [] if found else [f"{text}: no committed log with a result"]
             for subject in found:

@@ -51,6 +51,10 @@ template <int STAGES> struct kt_ring {
 // ---- barriers of a warpgroup; 0 belongs to __syncthreads
 
 KT_DEVICE void kt_warpgroup_sync(u32 barrier) { asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory"); }
+// Of COUNT warpgroups, which use the barriers 1 to COUNT alone.
+template <int COUNT> KT_DEVICE void kt_consumers_sync() {
+    asm volatile("bar.sync %0, %1;" ::"n"(COUNT + 1), "n"(COUNT * WARPGROUP) : "memory");
+}
 // Whether `mine` holds in any thread of the warpgroup.
 KT_DEVICE bool kt_warpgroup_any(u32 barrier, bool mine) {
     u32 any;
@@ -66,6 +70,8 @@ KT_DEVICE u32 kt_cluster_rank() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+// After kt_barrier_init_done in one thread: all of the cluster know its barriers.
+KT_DEVICE void kt_cluster_start() { asm volatile("barrier.cluster.arrive.relaxed;\n\tbarrier.cluster.wait.acquire;" ::: "memory"); }
 KT_DEVICE void kt_cluster_sync() { asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory"); }
 
 // ---- registers of a warpgroup, a multiple of 8; what is taken must have been given before, or the taker waits for ever

@@ -11,6 +11,8 @@ constexpr int BOX_N = KT_SWAPPED ? BN : BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 
 constexpr int BOX_ROW = (KT_SWAPPED ? 64 : BOX_N) * OUTPUT_BYTES, BOX_BYTES = 64 * BOX_N * OUTPUT_BYTES;
 constexpr int STRIP_N = BN % 128 == 0 ? 128 : BOX_N; // columns of rows that are stored at once
 constexpr int STRIP_ROW = STRIP_N * OUTPUT_BYTES + 16, STRIP_BYTES = 64 * STRIP_ROW; // 16 bytes more: no bank conflicts
+// A CTA with a single tile has the stages' memory for it when all is multiplied.
+constexpr bool STORE_IN_STAGES = STORE_BY_TMA && !KT_PERSISTENT && BM * BN * OUTPUT_BYTES <= STAGES * (BM + BN) * BK * ELEMENT_BYTES;
 constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : STORE_BY_ROWS ? STRIP_BYTES : 0;
 static_assert(!STORE_BY_TMA || C_GROUP == 8, "rows of C that the TMA can store");
 static_assert(KT_STORE == KT_STORE_DIRECT || (BN % (KT_SWAPPED ? 8 : 16) == 0 && OUTPUT_BYTES == 2), "matrices in shared memory");
@@ -45,27 +47,21 @@ struct kt_group_tile {
     }
 };
 
-// Whether the pairs (i, j, *) are this CTA's to store, of those that share the tile.
-KT_DEVICE bool kt_in_share(int i, int j, u32 share) { return (KT_SWAPPED ? i * (BN / 8) + j : j) % KT_CLUSTER_K == share; }
-
-// COUNT neighbours of each pair: finished into C, or as they are into the sums of split-K. With KT_CLUSTER_K, this CTA's
-// share of the pairs.
+// COUNT neighbours of each pair: finished into C, or as they are into the sums of split-K.
 template <int COUNT, bool PARTIAL>
-KT_DEVICE void kt_store_pairs(kt_sums &sums, const kt_group_tile &to, u8 *workspace, u32 split, u32 share = 0) {
+KT_DEVICE void kt_store_pairs(kt_sums &sums, const kt_group_tile &to, u8 *workspace, u32 split) {
     constexpr int ROWS = KT_SWAPPED ? BN / 8 : 2 * M_PARTS, COLUMNS = M_PARTS * (BN / 4) / ROWS; // of pairs
 #pragma unroll
     for (int x = 0; x < COLUMNS; x++)
 #pragma unroll
         for (int e = 0; e < 2; e += COUNT) {
             const u32 column = (KT_SWAPPED ? to.column_of(x / 2, 0, x % 2) : to.column_of(0, x, 0)) + e;
-            if (!KT_SWAPPED && !kt_in_share(0, x, share)) continue;
             if (CHECK_COLUMNS && column >= C_COLUMNS) continue;
             const kt_columns<COUNT> columns = kt_load_columns<COUNT>(to.epilogue, column, !PARTIAL);
 #pragma unroll
             for (int y = 0; y < ROWS; y++) {
                 const int i = (KT_SWAPPED ? x : y) / 2, h = (KT_SWAPPED ? x : y) % 2, j = KT_SWAPPED ? y : x;
                 const u32 row = to.row_of(i, j, h);
-                if (KT_SWAPPED && !kt_in_share(i, j, share)) continue;
                 if (CHECK_ROWS && row >= C_ROWS) continue;
                 const u64 index = to.index + (u64)row * C_LD + column;
                 kt_acc sum[COUNT];
@@ -122,7 +118,8 @@ KT_DEVICE void kt_fill_box(kt_sums &sums, const kt_group_tile &to, u32 at, int b
     }
 }
 
-// Boxes of C through shared memory, each stored by the TMA while the next is being finished.
+// Boxes of C through shared memory, each stored by the TMA while the next is being finished: in a buffer that may have to
+// become free, or in memory of its own.
 struct kt_box_store {
     u32 memory, next = 0;
 
@@ -132,15 +129,17 @@ struct kt_box_store {
 #pragma unroll
             for (int i = 0; i < M_PARTS; i++) { // innermost: bias and the like are held for one box's columns only
                 const u32 at = memory + next * BOX_BYTES;
-                if (to.thread == 0) kt_store_box_wait<KT_STORE_BUFFERS - 1>();
-                kt_warpgroup_sync(to.barrier);
+                if (!STORE_IN_STAGES) {
+                    if (to.thread == 0) kt_store_box_wait<KT_STORE_BUFFERS - 1>();
+                    kt_warpgroup_sync(to.barrier);
+                }
                 kt_fill_box(sums, to, at, box, i);
                 kt_fence_async_proxy();
                 kt_warpgroup_sync(to.barrier);
                 const u32 m = to.first + 64 * i, n = box * BOX_N; // in the CTA's tile of the product
                 const u32 row = to.row / KT_CLASSES_A; // in the map of its class
                 if (to.thread == 0) kt_store_box(map, at, to.column + (KT_SWAPPED ? m : n), row + (KT_SWAPPED ? n : m), batch);
-                if (++next == KT_STORE_BUFFERS) next = 0;
+                if (++next == KT_STORE_BUFFERS && !STORE_IN_STAGES) next = 0;
             }
     }
 };
@@ -216,24 +215,54 @@ struct kt_group_team {
     KT_DEVICE bool any(bool mine) const { return kt_warpgroup_any(barrier, mine); }
 };
 
-// Sums a warpgroup's accumulators over the CTAs of its cluster, each of which then holds its share: the pairs of every
-// KT_CLUSTER_K-th group of columns. All threads of the cluster meet once between `before` and `after`.
+// Sums a warpgroup's accumulators over the CTAs of its cluster, each of which then stores its share. All threads of the
+// cluster meet once between `give` and `store`.
 struct kt_cluster_sums {
-    u32 mine; // of the thread, in every CTA
+    static constexpr int FOURS = ACCS / 4, MINE = kt_ceil_div(FOURS, KT_CLUSTER_K), AT_ONCE = kt_max(16 / KT_CLUSTER_K, 1);
+    u32 memory; // of the thread, in every CTA
 
-    KT_DEVICE void before(kt_sums &sums) const {
+    KT_DEVICE void give(kt_sums &sums) const {
 #pragma unroll
-        for (int v = 0; v < ACCS / 4; v++) kt_shared_store(mine + v * WARPGROUP * 16, kt_acc_words<4>(sums.four(v)));
+        for (int v = 0; v < FOURS; v++) kt_shared_store(memory + v * WARPGROUP * 16, kt_acc_words<4>(sums.four(v)));
     }
-    KT_DEVICE void after(kt_sums &sums, u32 share) const {
+    KT_DEVICE void store(const kt_group_tile &to, u32 share) const {
 #pragma unroll
-        for (int v = 0; v < ACCS / 4; v++) {
-            if (!kt_in_share(v / (BN / 8), v % (BN / 8), share)) continue;
+        for (int first = 0; first < MINE; first += AT_ONCE) { // reading another's memory takes long: much is on its way
+            constexpr int CTAS = KT_CLUSTER_K;
+            kt_words<4> parts[AT_ONCE][CTAS];
 #pragma unroll
-            for (int e = 0; e < 4; e++) sums.four(v)[e] = 0;
+            for (int x = 0; x < AT_ONCE; x++)
 #pragma unroll
-            for (u32 rank = 0; rank < KT_CLUSTER_K; rank++)
-                kt_add_acc_words<4>(sums.four(v), kt_load_of_cta(mine + v * WARPGROUP * 16, rank));
+                for (u32 rank = 0; rank < CTAS; rank++) {
+                    const u32 v = kt_min<u32>(share * MINE + first + x, FOURS - 1);
+                    if (first + x < MINE) parts[x][rank] = kt_load_of_cta(memory + v * WARPGROUP * 16, rank);
+                }
+#pragma unroll
+            for (int x = 0; x < AT_ONCE; x++) {
+                const u32 v = share * MINE + first + x;
+                if (first + x >= MINE || (FOURS % CTAS && v >= FOURS)) continue;
+                kt_acc four[4] = {};
+#pragma unroll
+                for (int rank = 0; rank < CTAS; rank++) kt_add_acc_words<4>(four, parts[x][rank]);
+#pragma unroll
+                for (int h = 0; h < 2; h++) store_pair<kt_min(C_GROUP, 2)>(four + 2 * h, to, v / (BN / 8), v % (BN / 8), h);
+            }
+        }
+    }
+
+  private:
+    template <int COUNT> KT_DEVICE static void store_pair(const kt_acc *pair, const kt_group_tile &to, int i, int j, int h) {
+        const u32 row = to.row_of(i, j, h);
+        if (CHECK_ROWS && row >= C_ROWS) return;
+#pragma unroll
+        for (int e = 0; e < 2; e += COUNT) {
+            const u32 column = to.column_of(i, j, h) + e;
+            if (CHECK_COLUMNS && column >= C_COLUMNS) continue;
+            kt_acc sum[COUNT];
+#pragma unroll
+            for (int g = 0; g < COUNT; g++) sum[g] = pair[e + g];
+            kt_finish_and_store<COUNT>(to.c, to.index + (u64)row * C_LD + column, sum,
+                                       kt_load_columns<COUNT>(to.epilogue, column, true), to.epilogue);
         }
     }
 };

@@ -1,4 +1,4 @@
-"""The default θ of products on wgmma: the best of known tiles by the cycle model."""
+"""The default θ of products on wgmma: the best of known tiles by estimated time."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from kt.spaces.theta import Value
 
 from .cuda import GROUPS
 from .hopper import PlanOf
-from .hopper_model import cycles
 from .hopper_plan import surely_at_once
+from .hopper_time import estimated_cycles
 
 
 class Shape(NamedTuple):
@@ -37,7 +37,7 @@ SHAPES = tuple(Shape(*values) for values in (
 ))  # fmt: skip
 GROUP = 8
 """Tiles in a group of the raster, at most."""
-_STAGES = 8
+_STAGES = 12
 
 
 def ranked_values(
@@ -56,7 +56,7 @@ def ranked_values(
         if legal is None:
             continue
         p = plan(legal)
-        found.append((float(cycles(p.w, p.target, legal, p)["cycles"]), legal))
+        found.append((float(estimated_cycles(p.w, p.target, legal, p)), legal))
     assert found, "no default tile is legal"
     return [values for _, values in sorted(found, key=lambda x: x[0])]
 

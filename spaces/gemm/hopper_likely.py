@@ -1,4 +1,4 @@
-"""Likely θ of products on wgmma: tiles of every size, and ways to share k, by the cycle model."""
+"""Likely θ of products on wgmma: tiles of every size, and ways to share k, by estimated time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kt.spaces.extents import round_up
 from kt.spaces.family import Rule
 from kt.spaces.theta import Value
 
 from .cuda import GROUPS
 from .hopper import PlanOf
 from .hopper_default import GROUP, common_values, with_stages
-from .hopper_model import cycles
-from .hopper_plan import surely_at_once
+from .hopper_plan import SWIZZLE, surely_at_once
+from .hopper_time import estimated_cycles
 
 MOST = 12
 _CONSUMERS = {64: 1, 128: 2, 192: 3, 256: 2}
 """Warpgroups that share a tile of so many rows."""
-_DEPTHS = (8, 6, 4, 3, 2)
+_DEPTHS = (12, 8, 6, 4, 3, 2)
 """Stages that are tried for the ranking."""
 
 _Columns = dict[str, NDArray[Any]]
@@ -50,15 +51,16 @@ def likely_values(
 def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     """All combinations; what is left of θ follows from them."""
     sizes = [(bm, bn) for bm in knobs["bm"] for bn in knobs["bn"]]
-    clusters = [c for c in knobs["cluster_m"] if c <= 2]
     shared = [(s, 1) for s in knobs["split_k"]] + [(1, c) for c in knobs["cluster_k"] if c > 1]
     copies = knobs.get("copy_a", ("",))
-    rows = list(product(sizes, clusters, shared, knobs["persistent"], copies))
+    rows = list(product(sizes, (False, True), shared, knobs["persistent"], copies))
     bn = np.array([size[1] for size, *_ in rows])
     bm = np.array([size[0] for size, *_ in rows])
+    paired = np.array([two for _, two, *_ in rows])  # CTAs share the smaller operand
     columns: _Columns = {
         "bm": bm, "bn": bn, "consumers": np.array([_CONSUMERS[x] for x in bm.tolist()]),
-        "cluster_m": np.array([cluster for _, cluster, *_ in rows]),
+        "cluster_m": np.where(paired & (bm >= bn), 2, 1),
+        "cluster_n": np.where(paired & (bm < bn), 2, 1),
         "split_k": np.array([ways[0] for _, _, ways, *_ in rows]),
         "cluster_k": np.array([ways[1] for _, _, ways, *_ in rows]),
         "persistent": np.array([turns for *_, turns, _ in rows], dtype=bool),
@@ -68,6 +70,9 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     if "copy_a" in knobs:
         columns["copy_a"] = np.array([copy for *_, copy in rows])
     p = plan(columns)
+    if "swizzle_b" in knobs:  # slabs of 64 bytes where they hold fewer unused columns; 32 are slow
+        half, whole = (round_up(bn, row // p.b.bytes) for row in (SWIZZLE // 2, SWIZZLE))
+        columns["swizzle_b"] = np.where(half < whole, SWIZZLE // 2, SWIZZLE)
     staged = p.fills_boxes & (columns["cluster_k"] == 1)
     columns["store"] = np.where(staged, knobs["store"][-1], "direct")
     lines = np.minimum(p.m_clusters, p.n_clusters) == 1
@@ -77,6 +82,8 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     parts = columns["cluster_k"]
     resident = p.tiles * parts <= surely_at_once(p.target, p.blocks_sm, parts)
     kept = (parts == 1) | resident
+    for name in ("cluster_m", "cluster_n"):
+        kept &= np.isin(columns[name], knobs[name])
     return {name: column[kept] for name, column in columns.items()}
 
 
@@ -91,6 +98,6 @@ def _ranked(plan: PlanOf, columns: _Columns, rules: Sequence[Rule]) -> NDArray[n
         for rule in rules:
             ok &= rule.ok(some)
         p = plan(some)
-        found = np.broadcast_to(cycles(p.w, p.target, some, p)["cycles"], len(left))
+        found = np.broadcast_to(estimated_cycles(p.w, p.target, some, p), len(left))
         time[left[ok]] = found[ok]
     return time

@@ -110,6 +110,8 @@ KT_DEVICE void kt_produce(const kt_tensor_maps<KT_CLASSES_A> &maps_a, const kt_t
             ring.next();
         }
     });
+    if (PARTNERS > 1) // others arrive at this CTA's barriers until they have read all stages
+        for (int stage = 0; stage < STAGES; stage++, ring.next()) kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);
 }
 
 // ---- consumers
@@ -226,7 +228,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
         barriers.init();
     }
     if (KT_WARM && threadIdx.x == CONSUMERS * WARPGROUP) kt_warm(map_a0, me);
-    if (CLUSTER_SIZE > 1) kt_cluster_sync();
+    if (CLUSTER_SIZE > 1) kt_cluster_start();
     else __syncthreads();
     kt_release_next();
     kt_await_previous();
@@ -240,7 +242,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
         const u32 thread = threadIdx.x % WARPGROUP, reader = KT_PINGPONG ? 0 : group;
         const kt_epilogue epilogue = KT_EPILOGUE_OPERANDS;
         kt_ring<STAGES> ring;
-        kt_box_store boxes = {memory + STORE_AT + group * STORE_BYTES};
+        kt_box_store boxes = {memory + (STORE_IN_STAGES ? group * (GROUP_M * BN * OUTPUT_BYTES) : STORE_AT + group * STORE_BYTES)};
         u32 turn = 0;
         kt_for_units(me, [&](const kt_unit &unit) {
             if (KT_PINGPONG && turn++ % 2 != group) return ring.skip(unit.tiles);
@@ -254,6 +256,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             const u32 next_turn = barriers.turn + 8 * (group ^ 1);
             if (KT_PROMOTE) kt_multiply_promoted(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);
             else kt_multiply_tiles(sums, unit.tiles, ring, barriers, me, memory, reader, thread % 32, next_turn);
+            if (STORE_IN_STAGES) kt_consumers_sync<CONSUMERS>(); // all have read the stages
             if constexpr (KT_SWAPPED) sums.turn_pairs(thread % 32);
             const kt_group_tile to = {c, epilogue, unit.batch * (u64)C_BATCH, KT_SWAPPED ? unit.n : unit.row(), KT_SWAPPED ? unit.m : unit.n,
                                       reader * GROUP_M, thread, 1 + group};
@@ -264,17 +267,17 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             }
             if constexpr (KT_CLUSTER_K > 1) {
                 const kt_cluster_sums joined = {memory + SUMS_AT + (reader * ACCS / 4 * WARPGROUP + thread) * 16};
-                joined.before(sums);
+                joined.give(sums);
                 kt_cluster_sync();
-                joined.after(sums, me.k);
+                return joined.store(to, me.k);
             }
             if constexpr (STORE_BY_TMA) boxes.store(sums, to, maps_c.at(unit.row_class), unit.batch);
             else if constexpr (STORE_BY_ROWS) kt_store_rows(sums, to, memory + STORE_AT + group * STORE_BYTES);
-            else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split, me.k);
+            else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split);
         });
         if (STORE_BY_TMA && thread == 0) kt_store_box_wait<0>();
     }
-    if (CLUSTER_SIZE > 1) kt_cluster_sync(); // others may still arrive at this CTA's barriers, and read its sums
+    if (KT_CLUSTER_K > 1) kt_cluster_sync(); // others may still read this CTA's sums
 }
 
 #define KT_CLUSTER CLUSTER_SIZE

@@ -70,6 +70,10 @@ static void kt_barrier_wait(u32 barrier, u32 parity) {
 static emu_barrier emu_named[EMU_CTAS][16];
 static int emu_any[EMU_CTAS][16];
 static void kt_warpgroup_sync(u32 barrier) { emu_wait(emu_named[emu_rank()][barrier]); }
+template <int COUNT> static void kt_consumers_sync() {
+    emu_named[emu_rank()][COUNT + 1].expected = COUNT * WARPGROUP;
+    kt_warpgroup_sync(COUNT + 1);
+}
 static bool kt_warpgroup_any(u32 barrier, bool mine) {
     int &any = emu_any[emu_rank()][barrier];
     any |= mine;
@@ -81,6 +85,7 @@ static bool kt_warpgroup_any(u32 barrier, bool mine) {
     return result;
 }
 static u32 kt_cluster_rank() { return emu_rank(); }
+static void kt_cluster_start() { emu_wait(emu_block); }
 static void kt_cluster_sync() { emu_wait(emu_block); }
 template <int COUNT> static void kt_give_registers() {}
 template <int COUNT> static void kt_take_registers() {}

@@ -7,6 +7,9 @@ import pytest
 
 from kt.spaces.errors import SpaceError
 from kt.spaces.families import space_of
+from kt.spaces.gemm.cuda import as_gemm
+from kt.spaces.gemm.hopper_plan import HopperPlan
+from kt.spaces.gemm.hopper_time import estimated_cycles
 from kt.spaces.target import CUDA_TARGETS
 from kt.spaces.workload import parse
 
@@ -44,9 +47,12 @@ def test_what_heuristics_rank_high_is_legal_and_begins_with_the_default(text: st
 def test_likely_tiles_fill_the_device_where_common_ones_do_not() -> None:
     where = space_of(parse("gemm 1536x1536x1536 dtype=bf16"), CUDA_TARGETS["h200"], "wgmma")
     part = where.parts[0]
-    features = part.family.derive(
-        where.workload, where.target, part.columns(part.indices(part.likely[:4]))
-    )
+    values = part.columns(part.indices(part.likely[:4]))
+    features = part.family.derive(where.workload, where.target, values)
     assert features["waves"][0] < 0.75  # the default: 96 tiles of 128 x 192 on 132 SMs
-    assert (features["cycles"][1:] < 0.9 * features["cycles"][0]).all()
-    assert where.theta(int(part.likely[1])).flat()["tile.bn"] == 144
+    product, target = as_gemm(where.workload), where.target
+    time = estimated_cycles(product, target, values, HopperPlan(product, target, values))
+    assert (time[1:] < 0.9 * time[0]).all() and (features["waves"][1:] > 0.75).all()
+    assert (192, 96) in [
+        (theta.tile["bm"], theta.tile["bn"]) for theta in map(part.theta, part.likely[1:4].tolist())
+    ]

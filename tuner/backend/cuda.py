@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,9 @@ _SAMPLE_US = 200.0
 _LONG_SAMPLE_US = 2000.0
 """One sample of at least this long says whether a candidate is cut."""
 _MOST_LAUNCHES = 1024
-_HEATING_US, _HEAT_SECONDS = 20.0, 0.02
+_HOST_US, _FEW_LAUNCHES = 1000.0, 8
+"""Launches that seem shorter are timed in a graph of a few."""
+_HEATING_US, _HEAT_SECONDS = 8.0, 0.02
 """Launches of at least this long are timed after so much of them, in the regime `sustained`."""
 REST_SECONDS = 0.01
 """The pause before a sample in the clock regime `rested`; without it, `sustained`."""
@@ -190,12 +193,15 @@ class CudaRunner:
                 with self._judging("load"):
                     loaded.append(load(program, self._device))
                     loaded[-1].reset()
-                count = self._launches(self._warm(loaded[-1], held), held)
-                graphs.append(self._graph(loaded[-1], held, count))
+                warm_us = self._warm(loaded[-1], held)
+                with self._judging("run"):
+                    make = partial(self._graph, loaded[-1], held)
+                    count = self._launches(self._paced(make, warm_us, held), held)
+                    graphs.append(make(count))
                 launches.append(count)
             rivals, absent = self._opponents(held, vendor, opponents)
             for rival in rivals.values():
-                count = self._launches(rival.warm_us(), held)
+                count = self._launches(self._paced(rival.graph, rival.warm_us(), held), held)
                 graphs.append(rival.graph(count))
                 launches.append(count)
             rows = self._rounds(graphs, launches, seconds, rested)
@@ -218,7 +224,7 @@ class CudaRunner:
         library = vendor_library(held.workload, held.sets.arguments)
         if library is None:
             return None
-        count = self._launches(library.warm_us(), held)
+        count = self._launches(self._paced(library.graph, library.warm_us(), held), held)
         graph = library.graph(count)
         samples = self._group(graph, count, seconds)
         graph.destroy()
@@ -306,7 +312,7 @@ class CudaRunner:
             raise Refused(kind, "run", message) from None
 
     def _warm(self, loaded: Loaded, held: Held) -> float:
-        """Time of one launch among a few, microseconds."""
+        """Time of one launch among a few from the host, which may be slower than the kernel."""
         with self._judging("run"):
             events = Events(1)
             loaded.launch(held.sets.arguments[0])
@@ -328,20 +334,34 @@ class CudaRunner:
             for i in range(count):
                 loaded.launch(held.sets.arguments[i % held.sets.count])
 
-        with self._judging("run"):
-            return capture(self._device.stream, record)
+        return capture(self._device.stream, record)
+
+    def _paced(self, make: Callable[[int], Replayable], us: float, held: Held) -> float:
+        """Time of one launch; `us` is what it took from the host, `make` graphs of so many.
+
+        A busy host takes tens of microseconds for a launch: only a graph shows a kernel's own time.
+        """
+        if us > _HOST_US:
+            return us
+        count = min(held.sets.count, _FEW_LAUNCHES)
+        graph = make(count)
+        try:
+            return min(self._replays(graph, count, 3))
+        finally:
+            graph.destroy()
 
     def _time(
         self, loaded: Loaded, held: Held, seconds: float, incumbent_us: float | None
     ) -> Timing:
         """Samples of graph replays; cut when clearly slow, confirmed when surprisingly fast."""
-        us = self._warm(loaded, held)
         cut_us = CUT_RATIO * incumbent_us if incumbent_us else 0.0
-        if cut_us and us > 2 * cut_us:  # far beyond: a warm launch is evidence enough
-            return Timing((us,), us, censored=True, bound_us=cut_us)
-        count = self._launches(us, held)
-        graph = self._graph(loaded, held, count)
+        warm_us = self._warm(loaded, held)
         with self._judging("run"):
+            us = self._paced(partial(self._graph, loaded, held), warm_us, held)
+            if cut_us and us > 2 * cut_us:  # far beyond: a few launches are evidence enough
+                return _timing([us], censored=True, bound_us=cut_us)
+            count = self._launches(us, held)
+            graph = self._graph(loaded, held, count)
             try:
                 looks = _CHUNK if count * us < _LONG_SAMPLE_US else 1
                 samples = self._replays(graph, count, looks)
