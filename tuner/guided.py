@@ -42,6 +42,9 @@ class Guided:
             picker.add(space_filling(picker, rng), "filling")
             picker.add_random(rng)
             return
+        if self._preset.promising:
+            most = max(1, round(self._preset.promising * picker.size))
+            picker.add(self._promising(state), "likely", most)
         guided = max(1, picker.room - self._exploring(picker, rng))
         if state.stale >= self._preset.patience:
             swept = int(self._preset.sweep_share * guided)
@@ -122,6 +125,17 @@ class Guided:
             return np.empty(0, dtype=np.int64)
         points = np.concatenate([state.starts.defaults, state.warm, state.starts.likely])
         return points[state.space.legal(points)]
+
+    def _promising(self, state: State) -> Points:
+        """What heuristics rank high of families whose best keeps up, or that have no result."""
+        bests: dict[str, float] = {}
+        for point, score in zip(state.measured.tolist(), state.throughput.tolist(), strict=True):
+            name = state.space.family_of(point)
+            bests[name] = max(score, bests.get(name, 0.0))
+        least = self._preset.keeping_up
+        likely = state.starts.likely.tolist()
+        kept = [p for p in likely if bests.get(state.space.family_of(p), 1.0) >= least]
+        return np.array(kept, dtype=np.int64)
 
     def _sweep(self, state: State) -> Points:
         """Unproposed one-knob variations of the best few, by predicted score."""

@@ -33,6 +33,10 @@ class Preset:
     """A space of at most this many points is scored completely instead of annealed."""
     likely: int = 0
     """Points besides its default that a family's heuristic gives to the first batches."""
+    promising: float = 0.0
+    """Share of every later batch for those points that are left, of families that keep up."""
+    keeping_up: float = 0.6
+    """A family does whose best has this throughput, where the best of all has 1."""
     near: float = 0.0
     """Share of the cold rest of a batch without a model that is near such points."""
     fresh: int = 8
@@ -78,12 +82,14 @@ _SECOND = Preset(
     all_columns=False, judged=32, trusted=0.1, transfer=True, ramp=((1, 8), (32, 4), (128, 8)),
 )  # fmt: skip
 _FOURTH = replace(_SECOND, chains=1024, steps=12, climbs=4, ramp=((1, 8), (32, 4), (64, 8)))
+_FIFTH = replace(_FOURTH, chains=512, likely=6, near=0.8, fresh=32, uniform_share=0.1)
 REVISIONS: Mapping[int, Preset] = {
     1: Preset(),
     2: _SECOND,
     3: replace(_SECOND, ramp=((128, 16),)),
     4: _FOURTH,
-    5: replace(_FOURTH, chains=512, likely=6, near=0.8, fresh=32, uniform_share=0.1),
+    5: _FIFTH,
+    6: replace(_FIFTH, promising=0.25),
 }
 """Presets of `--strategy kt` and `forest` by the header's revision.
 
@@ -91,9 +97,10 @@ The third and the fourth are the second for GPUs, with up to 32 and 16 trials a 
 begins with small batches: they learn more from equal trials. More chains take fewer steps, which
 costs half the time and finds as much. The fifth begins with what the families' heuristics rank
 high and with points near that, and seldom looks elsewhere: in logged GPU runs points drawn from
-everywhere were hardly ever the best so far.
+everywhere were hardly ever the best so far. The sixth measures all of those points: a model of few
+trials passed over tiles that were best.
 """
-REVISION, CUDA_REVISION = 2, 5
+REVISION, CUDA_REVISION = 2, 6
 """What new runs use on a CPU and on GPUs."""
 EPSILON = 0.25
 """Share of the trials that explore, in new runs."""

@@ -22,6 +22,8 @@ from .hopper_time import estimated_cycles
 MOST = 12
 _CONSUMERS = {64: 1, 128: 2, 192: 3, 256: 2}
 """Warpgroups that share a tile of so many rows."""
+_WIDE_BOX = 32
+"""Columns of a box that the TMA stores fast; narrower ones only where the tile is narrow."""
 _DEPTHS = (12, 8, 6, 4, 3, 2)
 """Stages that are tried for the ranking."""
 
@@ -40,7 +42,7 @@ def likely_values(
     found: dict[tuple[Any, ...], Mapping[str, Value]] = {}
     for i in np.argsort(time, kind="stable")[: int(np.isfinite(time).sum())].tolist():
         values = {name: column[i].item() for name, column in columns.items()}
-        key = tuple(values[name] for name in ("bm", "bn", "split_k", "cluster_k"))
+        key = tuple(values[name] for name in ("bm", "bn", "split_k", "cluster_k", "pingpong"))
         if key not in found and (whole := with_stages(values, knobs, rules)):
             found[key] = whole
             if len(found) == MOST:
@@ -53,17 +55,21 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     sizes = [(bm, bn) for bm in knobs["bm"] for bn in knobs["bn"]]
     shared = [(s, 1) for s in knobs["split_k"]] + [(1, c) for c in knobs["cluster_k"] if c > 1]
     copies = knobs.get("copy_a", ("",))
-    rows = list(product(sizes, (False, True), shared, knobs["persistent"], copies))
+    turns = [(x, y) for x in knobs["persistent"] for y in knobs["pingpong"] if x or not y]
+    rows = list(product(sizes, (False, True), shared, turns, copies))
     bn = np.array([size[1] for size, *_ in rows])
     bm = np.array([size[0] for size, *_ in rows])
     paired = np.array([two for _, two, *_ in rows])  # CTAs share the smaller operand
+    pingpong = np.array([turn[1] for *_, turn, _ in rows], dtype=bool)
     columns: _Columns = {
-        "bm": bm, "bn": bn, "consumers": np.array([_CONSUMERS[x] for x in bm.tolist()]),
+        "bm": bm, "bn": bn,
+        "consumers": np.where(pingpong, 2, np.array([_CONSUMERS[x] for x in bm.tolist()])),
         "cluster_m": np.where(paired & (bm >= bn), 2, 1),
         "cluster_n": np.where(paired & (bm < bn), 2, 1),
         "split_k": np.array([ways[0] for _, _, ways, *_ in rows]),
         "cluster_k": np.array([ways[1] for _, _, ways, *_ in rows]),
-        "persistent": np.array([turns for *_, turns, _ in rows], dtype=bool),
+        "persistent": np.array([turn[0] for *_, turn, _ in rows], dtype=bool),
+        "pingpong": pingpong,
     }  # fmt: skip
     fixed = common_values(knobs)
     columns |= {n: np.full(len(rows), v) for n, v in fixed.items() if n not in columns}
@@ -73,12 +79,13 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     if "swizzle_b" in knobs:  # slabs of 64 bytes where they hold fewer unused columns; 32 are slow
         half, whole = (round_up(bn, row // p.b.bytes) for row in (SWIZZLE // 2, SWIZZLE))
         columns["swizzle_b"] = np.where(half < whole, SWIZZLE // 2, SWIZZLE)
-    staged = p.fills_boxes & (columns["cluster_k"] == 1)
+    wide = (p.box_n >= _WIDE_BOX) | (bn < 2 * _WIDE_BOX)
+    staged = p.fills_boxes & (columns["cluster_k"] == 1) & wide
     columns["store"] = np.where(staged, knobs["store"][-1], "direct")
     lines = np.minimum(p.m_clusters, p.n_clusters) == 1
     for group in sorted(g for g in GROUPS if g in knobs["group"] and g <= GROUP):
-        wide = ~lines & (group < 2 * p.m_clusters)
-        columns["group"] = np.where(wide, group, columns["group"])
+        fits = ~lines & (group < 2 * p.m_clusters)
+        columns["group"] = np.where(fits, group, columns["group"])
     parts = columns["cluster_k"]
     resident = p.tiles * parts <= surely_at_once(p.target, p.blocks_sm, parts)
     kept = (parts == 1) | resident

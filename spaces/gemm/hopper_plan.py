@@ -191,6 +191,11 @@ class HopperPlan:
         """Columns of the product in a box of C; it has 64 rows."""
         return np.where(self.bn % 64 == 0, 64, np.where(self.bn % 32 == 0, 32, 16))
 
+    @property
+    def box_row(self) -> Any:
+        """Bytes of a row of a box in C."""
+        return self.box_n * output_bytes(self.w)
+
     @cached_property
     def strip_n(self) -> Any:
         """Columns of a strip of rows that are stored at once."""

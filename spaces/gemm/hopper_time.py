@@ -27,7 +27,7 @@ _K_TILE, _CLUSTERED_K_TILE = 10, 5  # of barriers for each tile of k, less what 
 _STAGE_LATENCY = 2260  # from a free stage to a full one
 _FILL = 2330  # until the first tile of k arrives
 _LAUNCH, _EARLY_LAUNCH, _KERNEL = 3090, 1470, 3260
-_STORED_BYTES = {"direct": 7, "rows": 24, "whole rows": 36, "tma": 60}  # a cycle
+_STORED_BYTES = {"direct": 12, "rows": 24, "whole rows": 36}  # a cycle
 _BOX = 100  # of each box that the TMA stores
 _JOIN, _JOINED_BYTES = 1250, 12  # meetings of a cluster; bytes a cycle from its CTAs
 _SPLIT = 2170
@@ -80,7 +80,7 @@ def _store(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> Any:
     aligned = output_group(w) * output_bytes(w) == VECTOR
     rows = _STORED_BYTES["whole rows" if aligned else "rows"]
     rate = np.where(p.by_rows, rows, _STORED_BYTES["direct"])
-    rate = np.where(p.by_boxes, _STORED_BYTES["tma"], rate)
+    rate = np.where(p.by_boxes, np.minimum(p.box_row / 2, 60), rate)  # narrow boxes are slow
     joined = _JOIN + p.bm * p.bn * acc_bytes(w) / _JOINED_BYTES
     store = p.bm * p.bn * output_bytes(w) / rate / v["cluster_k"]
     store = store + np.where(p.by_boxes, p.boxes * _BOX, 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kt.spaces.cuda import VECTOR, rule
+from kt.spaces.cuda import VECTOR, output_bytes, rule
 from kt.spaces.family import Rule, once
 from kt.spaces.knob import Knob, Ordinal
 from kt.spaces.target import Target
@@ -98,6 +98,10 @@ class SwappedPlan(HopperPlan):
     @cached_property
     def box_n(self) -> Any:
         return self.bn
+
+    @property
+    def box_row(self) -> Any:
+        return _BOX * output_bytes(self.w)
 
     @property
     def box(self) -> tuple[int, int]:

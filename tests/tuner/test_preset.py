@@ -57,7 +57,7 @@ def test_settings_name_their_preset() -> None:
     assert preset_of(Settings()) is REVISIONS[1]  # a log from before revisions
     assert preset_of(Settings(revision=2)) is REVISIONS[2]
     assert preset_of(Settings(strategy="autotvm", revision=2)) is AUTOTVM
-    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2, 3, 4, 5"):
+    with pytest.raises(SettingsError, match="search revision 99: accepts 1, 2, 3, 4, 5, 6"):
         preset_of(Settings(revision=99))
 
 
@@ -75,6 +75,7 @@ def test_new_runs_use_the_newest_revision() -> None:
         (3, "fake", "e048f52fc648f750"), (3, "huge", "23b1513ca8b717b3"),
         (4, "fake", "e289f26c6b8122a8"), (4, "huge", "2b22eb867c101fce"),
         (5, "fake", "ebe3ceb8d2fcfd77"), (5, "huge", "6c17e634df1ae45b"),
+        (6, "fake", "ebe3ceb8d2fcfd77"), (6, "huge", "6c17e634df1ae45b"),  # spaces without such points
     ],
 )  # fmt: skip
 def test_the_constants_of_a_revision_are_those_of_its_logs(
@@ -155,3 +156,25 @@ def test_the_fifth_revision_begins_with_what_heuristics_rank_high() -> None:
     for near in spots[:2]:
         assert 1 <= (spots[2:] != near).sum(axis=1).min() <= 3
     assert where.legal(first.points).all() and where.legal(second.points).all()
+
+
+def test_the_sixth_revision_measures_all_of_them_where_their_family_keeps_up() -> None:
+    where = space_of(parse("gemm 1024x1024x4096 dtype=bf16"), CUDA_TARGETS["h200"])
+    likely = set(where.likely(6).tolist())
+
+    def measured(slow: str, trials: int) -> set[int]:
+        """Likely points proposed in so many trials where family `slow` takes three times longer."""
+        search = Search([where], [NOTHING], Settings(revision=6, epsilon=0.25), 0)
+        found: set[int] = set()
+        while len(found) < trials:
+            proposal = search.propose([64])
+            assert proposal is not None
+            points = proposal.points.tolist()
+            found.update(points)
+            us = [300.0 if where.family_of(p) == slow else 100.0 for p in points]
+            search.observe(proposal, [Observation(p, u) for p, u in zip(points, us, strict=True)])
+        return found & likely
+
+    assert measured("none", 64) == likely
+    families = {p: where.family_of(p) for p in likely}
+    assert {families[p] for p in likely - measured("mma", 64)} == {"mma"}
