@@ -24,7 +24,7 @@ from pathlib import Path
 from classes import CLASSES, GRID, GRID_TRIALS
 from measure import Bench, Earlier, NoResult
 from rows import Results, packed
-from run import LIBRARIES, fingerprint, line
+from run import LIBRARIES, fingerprint, line, prepared
 
 from kt.spaces.errors import KtError
 from kt.spaces.target import usable_cores
@@ -99,6 +99,7 @@ def measured(
             continue
         one = replace(bench, seconds=tuning_seconds(workload, bench.seconds))
         try:
+            prepared(one.measurer, workload)
             log = one.tuned_log(workload, earlier=earlier.of_others(workload))
             results.add(one.row(workload, log))
         except (NoResult, KtError) as why:

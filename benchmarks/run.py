@@ -96,7 +96,7 @@ def fingerprint(bench: Bench) -> dict[str, Any]:
     return found | bench.measurer.environment() | (gpu_state() if target.kind == "cuda" else {})
 
 
-def _prepare(measurer: LocalMeasurer, workload: Workload) -> None:
+def prepared(measurer: LocalMeasurer, workload: Workload) -> None:
     """Makes processes, inputs and the vendor's library ready: a run's budget is for tuning."""
     measurer.prepare([workload])
     measurer.vendor_us(workload)
@@ -118,7 +118,7 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
             continue
         workload = parse(text)
         try:
-            _prepare(bench.measurer, workload)
+            prepared(bench.measurer, workload)
             earlier = taught.of_others(workload) if given.taught else ()
             log = bench.tuned_log(workload, given.retune, earlier)
             row = bench.row(workload, log, given.rested)

@@ -75,7 +75,7 @@ def test_new_runs_use_the_newest_revision() -> None:
         (3, "fake", "e048f52fc648f750"), (3, "huge", "23b1513ca8b717b3"),
         (4, "fake", "e289f26c6b8122a8"), (4, "huge", "2b22eb867c101fce"),
         (5, "fake", "ebe3ceb8d2fcfd77"), (5, "huge", "6c17e634df1ae45b"),
-        (6, "fake", "ebe3ceb8d2fcfd77"), (6, "huge", "6c17e634df1ae45b"),  # spaces without such points
+        (6, "fake", "ebe3ceb8d2fcfd77"), (6, "huge", "6c17e634df1ae45b"),
     ],
 )  # fmt: skip
 def test_the_constants_of_a_revision_are_those_of_its_logs(
