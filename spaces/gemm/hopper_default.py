@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from kt.spaces.cuda import is_legal
+import numpy as np
+
 from kt.spaces.family import Rule
 from kt.spaces.theta import Value
 
@@ -117,8 +118,13 @@ def with_stages(
     """As many stages as shared memory holds; None where nothing is legal."""
     store_buffers = [b for b in reversed(knobs["buffers"]) if b == 1 or values["store"] == "tma"]
     stages = sorted((s for s in knobs["stages"] if s <= _STAGES), reverse=True)
-    for in_flight, count, buffers in product((1, 0), stages, store_buffers):
-        found = {**values, "in_flight": in_flight, "stages": count, "buffers": buffers}
-        if is_legal(rules, found):
-            return found
-    return None
+    rows = list(product((1, 0), stages, store_buffers))
+    in_flight, counts, buffers = map(np.array, zip(*rows, strict=True))
+    found = {**values, "in_flight": in_flight, "stages": counts, "buffers": buffers}
+    legal = np.ones(len(rows), dtype=bool)
+    for rule in rules:
+        legal &= rule.ok(found)
+    if not legal.any():
+        return None
+    best = rows[int(legal.argmax())]
+    return {**values, **dict(zip(("in_flight", "stages", "buffers"), best, strict=True))}
