@@ -123,6 +123,32 @@ _PLAIN: Mapping[str, tuple[str, _Wanted]] = {
     "classes, three consumers": (
         "gemm 2500x1336x263 dtype=bf16", lambda v: _strided(v, "rows") and v["consumers"] == 3,
     ),
+    "boxes in the stages, three consumers, sums by the last": (
+        _SMALL,
+        lambda v: (
+            v["store"] == "tma" and v["split_mode"] == "last" and v["split_k"] > 1
+            and v["consumers"] == 3 and not v["persistent"]
+        ),
+    ),
+    "boxes in the stages, clusters": (
+        _LARGE,
+        lambda v: (
+            v["store"] == "tma" and v["cluster_m"] == 2 and v["bn"] % 64 == 16
+            and not v["persistent"]
+        ),
+    ),
+    "rows in the stages": (
+        "gemm 1033x1255x264 epilogue=bias+residual dtype=bf16",
+        lambda v: v["store"] == "rows" and v["bn"] in (144, 176, 192) and not v["persistent"],
+    ),
+    "clusters with fewer tiles along k than stages": (
+        "gemm 1033x1256x64 dtype=fp16",
+        lambda v: v["cluster_m"] == 2 and v["stages"] == 2 and v["bk"] == 64,
+    ),
+    "a cluster along k that shares unevenly": (
+        "gemm 200x264x2051 epilogue=bias dtype=bf16",
+        lambda v: v["cluster_k"] == 8 and v["bn"] in (24, 40),
+    ),
     "both repacked, many vectors": (
         "gemm 2047x1027x1023 layout=tn dtype=bf16", lambda v: v["store"] == "rows",
     ),

@@ -9,11 +9,15 @@
 constexpr bool STORE_BY_TMA = KT_STORE == KT_STORE_TMA, STORE_BY_ROWS = KT_STORE == KT_STORE_ROWS;
 constexpr int BOX_N = KT_SWAPPED ? BN : BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16; // a box is 64 by so many of the product
 constexpr int BOX_ROW = (KT_SWAPPED ? 64 : BOX_N) * OUTPUT_BYTES, BOX_BYTES = 64 * BOX_N * OUTPUT_BYTES;
-constexpr int STRIP_N = BN % 128 == 0 ? 128 : BOX_N; // columns of rows that are stored at once
-constexpr int STRIP_ROW = STRIP_N * OUTPUT_BYTES + 16, STRIP_BYTES = 64 * STRIP_ROW; // 16 bytes more: no bank conflicts
-// A CTA with a single tile has the stages' memory for it when all is multiplied.
-constexpr bool STORE_IN_STAGES = STORE_BY_TMA && !KT_PERSISTENT && BM * BN * OUTPUT_BYTES <= STAGES * (BM + BN) * BK * ELEMENT_BYTES;
-constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : STORE_BY_ROWS ? STRIP_BYTES : 0;
+constexpr int NARROW_N = BN % 128 == 0 ? 128 : BOX_N; // columns of rows that are stored at once
+constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : STORE_BY_ROWS ? 64 * (NARROW_N * OUTPUT_BYTES + 16) : 0;
+// A CTA with a single tile has the stages' memory for it when all is multiplied: for all boxes, and for whole rows that begin
+// anywhere.
+constexpr int WHOLE_BYTES = STORE_BY_TMA ? BM * BN * OUTPUT_BYTES : CONSUMERS * 64 * (BN * OUTPUT_BYTES + 16);
+constexpr bool STORE_IN_STAGES = !KT_PERSISTENT && (STORE_BY_TMA || (STORE_BY_ROWS && C_GROUP != 8)) &&
+                                 WHOLE_BYTES <= STAGES * (BM + BN) * BK * ELEMENT_BYTES;
+constexpr int STRIP_N = STORE_BY_ROWS && STORE_IN_STAGES && BN < 256 ? BN : NARROW_N; // wider ones take too many registers
+constexpr int STRIP_ROW = STRIP_N * OUTPUT_BYTES + 16; // 16 bytes more: no bank conflicts
 static_assert(!STORE_BY_TMA || C_GROUP == 8, "rows of C that the TMA can store");
 static_assert(KT_STORE == KT_STORE_DIRECT || (BN % (KT_SWAPPED ? 8 : 16) == 0 && OUTPUT_BYTES == 2), "matrices in shared memory");
 static_assert(!KT_SWAPPED || !STORE_BY_ROWS, "boxes or pairs");
@@ -165,7 +169,7 @@ KT_DEVICE void kt_store_strip_vectors(const kt_group_tile &to, u32 strip, u32 fi
 KT_DEVICE void kt_store_strip_words(const kt_group_tile &to, u32 strip, u32 first, u32 column) {
     const u32 lane = to.lane();
     const int count = (int)KT_N - (int)column; // outputs of a row from here on
-#pragma unroll 1
+#pragma unroll 4
     for (u32 r = 0; r < 16; r++) {
         const u32 row = to.row_of(first + r);
         if (CHECK_M && row >= KT_M) continue;

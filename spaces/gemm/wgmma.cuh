@@ -242,7 +242,8 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
         const u32 thread = threadIdx.x % WARPGROUP, reader = KT_PINGPONG ? 0 : group;
         const kt_epilogue epilogue = KT_EPILOGUE_OPERANDS;
         kt_ring<STAGES> ring;
-        kt_box_store boxes = {memory + (STORE_IN_STAGES ? group * (GROUP_M * BN * OUTPUT_BYTES) : STORE_AT + group * STORE_BYTES)};
+        const u32 stored = memory + (STORE_IN_STAGES ? group * (WHOLE_BYTES / CONSUMERS) : STORE_AT + group * STORE_BYTES);
+        kt_box_store boxes = {stored};
         u32 turn = 0;
         kt_for_units(me, [&](const kt_unit &unit) {
             if (KT_PINGPONG && turn++ % 2 != group) return ring.skip(unit.tiles);
@@ -272,7 +273,7 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
                 return joined.store(to, me.k);
             }
             if constexpr (STORE_BY_TMA) boxes.store(sums, to, maps_c.at(unit.row_class), unit.batch);
-            else if constexpr (STORE_BY_ROWS) kt_store_rows(sums, to, memory + STORE_AT + group * STORE_BYTES);
+            else if constexpr (STORE_BY_ROWS) kt_store_rows(sums, to, stored);
             else kt_store_pairs<kt_min(C_GROUP, 2), false>(sums, to, workspace, unit.split);
         });
         if (STORE_BY_TMA && thread == 0) kt_store_box_wait<0>();

@@ -448,8 +448,29 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         "gemm 130x131x72 batch=2 epilogue=bias+residual dtype=bf16",
         lambda v: v["store"] == "rows" and v["bm"] == 128 and v["consumers"] == 1,
     ),
+    "boxes in the stages, three consumers, sums by the last": (
+        "gemm 200x136x300 epilogue=bias dtype=bf16",
+        lambda v: (
+            v["store"] == "tma" and v["split_mode"] == "last" and v["split_k"] > 1
+            and v["consumers"] == 3 and not v["persistent"]
+        ),
+    ),
+    "rows in the stages, not a power of two": (
+        "gemm 200x147x136 epilogue=bias+residual dtype=bf16",
+        lambda v: (
+            v["store"] == "rows" and v["bn"] == 144 and v["consumers"] > 1 and not v["persistent"]
+        ),
+    ),
+    "a cluster with fewer tiles along k than stages": (
+        "gemm 300x200x64 dtype=bf16",
+        lambda v: v["cluster_m"] == 2 and v["stages"] == 2 and v["bk"] == 64,
+    ),
     "a cluster along k": (
         "gemm 100x72x600 epilogue=bias dtype=bf16", lambda v: v["cluster_k"] == 4,
+    ),
+    "a cluster along k that shares unevenly": (
+        "gemm 100x75x600 epilogue=bias dtype=bf16",
+        lambda v: v["cluster_k"] == 2 and v["bn"] == 40 and v["bm"] == 64,
     ),
     "tf32": ("gemm 100x72x100 layout=nt dtype=tf32", lambda v: v["split_k"] > 1),
     "fp8 promoted in turns": (
