@@ -8,12 +8,15 @@ import time
 from collections.abc import Sequence
 
 from kt.logs.record import FinalEntry, FinalRecord
+from kt.spaces.space import Space
 
 from .measure import VENDOR, Candidate, Measurer
 from .session import Session, now
 
 LEAST_NOISE, MOST_NOISE = 0.005, 0.1
 """Bounds of the relative difference within which two times are a tie."""
+CLOSE = 1.05
+"""Trials that take up to so many times as long as the best may yet win."""
 BUSY = 1.5
 """A final this many times slower than its trials is held once more."""
 LEAST_SECONDS = 0.5
@@ -50,12 +53,31 @@ def hold_finals(
 
 
 def _finalists(session: Session, which: int) -> list[tuple[int, int]]:
-    """(trial, point) of the default and the best trials with distinct binaries."""
-    timed = session.timed(which)
-    chosen = timed[: session.settings.finalists]
+    """(trial, point) of the best trials with distinct binaries, and of the default.
+
+    Every other place is for the best of another kind that is close to the best of all: alone in a
+    trial and in turn with others, as clocks fall, not all kinds slow down alike.
+    """
+    space = session.spaces[which]
+    left = session.timed(which)
+    close = CLOSE * left[0][0] if left else 0.0
+    chosen: list[tuple[int, int]] = []
+    kinds: set[object] = set()
+    while left and len(chosen) < session.settings.finalists:
+        unlike = (x for x in left if x[0] <= close and _kind(space, x[2]) not in kinds)
+        item = next(unlike, left[0]) if len(chosen) % 2 else left[0]
+        left.remove(item)
+        chosen.append(item[1:])
+        kinds.add(_kind(space, item[2]))
     default = session.default_trial(which)
-    chosen += [item for item in timed if item[0] == default and item not in chosen]
-    return chosen
+    return chosen + [item[1:] for item in left if item[1] == default]
+
+
+def _kind(space: Space, point: int) -> object:
+    """What a kernel's structure is: its family, tile, thread mapping and synchronisation."""
+    theta = space.theta(point)
+    parts = (theta.tile, theta.map, theta.sync)
+    return space.family_of(point), *(tuple(part.items()) for part in parts)
 
 
 def _disturbed(session: Session, which: int, timed: Sequence[FinalEntry]) -> bool:

@@ -145,7 +145,8 @@ class Progress:
 
     def winner(self, which: int) -> Winner | None:
         """The final's choice for a workload, else its fastest trial so far."""
-        lane, points = self.lanes[which], dict(self.session.timed(which))
+        lane = self.lanes[which]
+        points = {trial: point for _, trial, point in self.session.timed(which)}
         trial = lane.final.best if lane.final else self.session.best.get(which, (-1, 0.0))[0]
         if trial not in points:
             return None

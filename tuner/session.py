@@ -243,9 +243,9 @@ class Session:
         self.best[which] = (record.trial, us)
         return True
 
-    def timed(self, which: int) -> list[tuple[int, int]]:
-        """(trial, point) of a workload's distinct timed binaries, fastest first."""
-        return [(trial, point) for _, trial, point in sorted(self._timed.get(which, []))]
+    def timed(self, which: int) -> list[tuple[float, int, int]]:
+        """(µs, trial, point) of a workload's distinct timed binaries, fastest first."""
+        return sorted(self._timed.get(which, []))
 
     def default_trial(self, which: int) -> int:
         """The trial of the fastest family default; -1 when none has a time."""

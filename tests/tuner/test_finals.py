@@ -133,6 +133,24 @@ def test_without_any_time_there_is_no_final(tmp_path: Path) -> None:
     assert result.best == {GEMM: -1} and read_run(tmp_path / "a.jsonl").finals == {}
 
 
+def test_near_copies_of_the_best_leave_room_for_other_kinds_that_are_close(tmp_path: Path) -> None:
+    """Tiles of 8 are fastest, those of 16 close behind, all others far."""
+    base = {8: 100.0, 16: 104.0}
+
+    def outcome(theta: Theta) -> Timing:
+        us = base.get(int(theta.tile["bm"]), 300.0) + analytic_us(theta) * 1e-4
+        return Timing((us,), us)
+
+    _, run, record = decided(tmp_path / "a.jsonl", AnalyticMeasurer(outcome), trials=96)
+    assert sum(us < 104 for us, _ in times(run)) > 3 and any(104 < us < 105 for us, _ in times(run))
+    found = [run.trials[entry.trial].theta for entry in record.entries]
+    kinds = [(theta.tile, theta.map, theta.sync) for theta in found]
+    fastest = [run.trials[number].theta for _, number in times(run)]
+    assert found[0] == fastest[0] and kinds[1] != kinds[0] and kinds[3] not in kinds[:3]
+    assert found[2] == next(theta for theta in fastest[1:] if theta != found[1])
+    assert len(record.entries) == 4 + (record.default not in [e.trial for e in record.entries[:4]])
+
+
 def test_a_censored_time_is_no_finalist(tmp_path: Path) -> None:
     def outcome(theta: Theta) -> Timing:
         us = analytic_us(theta)
