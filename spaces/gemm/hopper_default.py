@@ -35,6 +35,8 @@ SHAPES = tuple(Shape(*values) for values in (
     (128, 128, 2, 2, False), (128, 128, 2, 1, False), (128, 64, 2, 1, False),
     (64, 256, 1, 1, False), (64, 128, 1, 1, False), (64, 64, 1, 1, False), (64, 32, 1, 1, False),
     (64, 16, 1, 1, False), (64, 8, 1, 1, False),
+    # of many short products
+    (128, 128, 2, 1, True), (128, 64, 2, 1, True), (64, 64, 1, 1, True, 2), (64, 32, 1, 1, True, 2),
 ))  # fmt: skip
 GROUP = 8
 """Tiles in a group of the raster, at most."""

@@ -56,25 +56,26 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     shared = [(s, 1) for s in knobs["split_k"]] + [(1, c) for c in knobs["cluster_k"] if c > 1]
     copies = knobs.get("copy_a", ("",))
     turns = [(x, y) for x in knobs["persistent"] for y in knobs["pingpong"] if x or not y]
-    rows = list(product(sizes, (False, True), shared, turns, copies))
-    bn = np.array([size[1] for size, *_ in rows])
-    bm = np.array([size[0] for size, *_ in rows])
-    paired = np.array([two for _, two, *_ in rows])  # CTAs share the smaller operand
-    pingpong = np.array([turn[1] for *_, turn, _ in rows], dtype=bool)
+    blocks = [x for x in knobs["blocks"] if x <= 2]
+    rows = list(product(sizes, (False, True), shared, turns, copies, blocks))
+    bn = np.array([row[0][1] for row in rows])
+    bm = np.array([row[0][0] for row in rows])
+    paired = np.array([row[1] for row in rows])  # CTAs share the smaller operand
+    pingpong = np.array([row[3][1] for row in rows], dtype=bool)
     columns: _Columns = {
         "bm": bm, "bn": bn,
         "consumers": np.where(pingpong, 2, np.array([_CONSUMERS[x] for x in bm.tolist()])),
         "cluster_m": np.where(paired & (bm >= bn), 2, 1),
         "cluster_n": np.where(paired & (bm < bn), 2, 1),
-        "split_k": np.array([ways[0] for _, _, ways, *_ in rows]),
-        "cluster_k": np.array([ways[1] for _, _, ways, *_ in rows]),
-        "persistent": np.array([turn[0] for *_, turn, _ in rows], dtype=bool),
-        "pingpong": pingpong,
+        "split_k": np.array([row[2][0] for row in rows]),
+        "cluster_k": np.array([row[2][1] for row in rows]),
+        "persistent": np.array([row[3][0] for row in rows], dtype=bool),
+        "pingpong": pingpong, "blocks": np.array([row[5] for row in rows]),
     }  # fmt: skip
     fixed = common_values(knobs)
     columns |= {n: np.full(len(rows), v) for n, v in fixed.items() if n not in columns}
     if "copy_a" in knobs:
-        columns["copy_a"] = np.array([copy for *_, copy in rows])
+        columns["copy_a"] = np.array([row[4] for row in rows])
     p = plan(columns)
     if "swizzle_b" in knobs:  # slabs of 64 bytes where they hold fewer unused columns; 32 are slow
         half, whole = (round_up(bn, row // p.b.bytes) for row in (SWIZZLE // 2, SWIZZLE))

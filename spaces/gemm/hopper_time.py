@@ -21,10 +21,13 @@ from .cuda import output_group
 from .hopper_plan import HopperPlan, promotes, surely_at_once
 
 _SHARED_BYTES = 120  # a cycle
+_L2_BYTES, _LINE = 45, 128  # a cycle and SM; of a line
 _DRAM_SHARE, _DRAM_BYTES = 0.76, 28  # of the datasheet's bandwidth; a cycle, to one SM
 _MATH = 1.32  # cycles of an instruction under load, when clocks are down, over those at full clock
 _K_TILE, _CLUSTERED_K_TILE = 10, 5  # of barriers for each tile of k, less what sharing saves
 _STAGE_LATENCY = 2260  # from a free stage to a full one
+_HIDDEN = 0.2  # of what goes on behind something longer
+_TILE = 400  # of each tile of C, whatever its size
 _FILL = 2330  # until the first tile of k arrives
 _LAUNCH, _EARLY_LAUNCH, _KERNEL = 3090, 1470, 3260
 _STORED_BYTES = {"direct": 12, "rows": 24, "whole rows": 36}  # a cycle
@@ -45,7 +48,7 @@ def estimated_cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPla
     hidden = p.persistent & (p.pingpong | (resident > 1))
     tail = np.where(hidden, np.maximum(store + sums - loop, 0), store + sums)
     refill = np.where(p.persistent, 0, _FILL) * (rounds - 1)
-    busy = rounds * (loop + tail) + np.where(hidden, store + sums, 0) + refill
+    busy = rounds * (loop + tail + _TILE) + np.where(hidden, store + sums, 0) + refill
     a_second = target.clock_mhz * 1e6 / (target.bandwidth * _DRAM_SHARE)
     used = np.minimum(ctas, target.cores)
     shared_out = rounds * p.split_tiles * resident * used / (p.tiles * p.k_tiles)
@@ -56,7 +59,8 @@ def estimated_cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPla
     copies = 2.2 * repacked * a_second + _KERNEL * (repacked > 0)
     reduce = np.where((v["split_k"] > 1) & (np.asarray(v["split_mode"]) == "kernel"), _KERNEL, 0)
     start = np.where(np.asarray(v["early"]), _EARLY_LAUNCH, _LAUNCH)
-    found: Floats = np.maximum(busy, memory) + _FILL + start + copies + reduce
+    longer, shorter = np.maximum(busy, memory), np.minimum(busy, memory)
+    found: Floats = longer + _HIDDEN * shorter + _FILL + start + copies + reduce
     return found
 
 
@@ -69,9 +73,17 @@ def _k_tile(v: Mapping[str, Any], p: HopperPlan, resident: Any) -> Any:
         math = math + p.bm * p.bn / _ADDED * p.bk / v["promote"] / (p.readers * resident)
     read = blocks * (64 + p.bn) * 32 * depth  # 64 rows of A and all of B, by each instruction
     shared = (read + p.loaded_bytes) / _SHARED_BYTES
+    lines_a, lines_b = (
+        np.where(
+            (copied > 0) | (x.pitch_bytes % _LINE == 0), 1, 2
+        )  # of L2 that a row's part touches
+        for x, copied in zip((p.a, p.b), p.repacked, strict=True)
+    )
+    rows = lines_a * p.bm / v["cluster_n"] + lines_b * p.loaded_n / v["cluster_m"]
+    loaded = rows * p.bk * p.a.bytes / _L2_BYTES
     clustered = v["cluster_m"] * v["cluster_n"] > 1
     barriers = np.where(clustered, _CLUSTERED_K_TILE, _K_TILE)
-    busiest = np.maximum(math, shared) + barriers
+    busiest = np.maximum(np.maximum(math, shared), loaded) + barriers
     return np.maximum(busiest * resident, _STAGE_LATENCY / (v["stages"] - 0.5))
 
 

@@ -291,7 +291,9 @@ def test_rows_that_start_anywhere_fall_into_classes(text: str, maps_of_a: int) -
     choices = _choices(f"gemm {text}")
     assert choices.get("copy_a", ()) == (("strided", "repack") if maps_of_a > 1 else ())
     space = Space(parse(f"gemm {text}"), H200, [WGMMA])
-    kernel = space.kernel(int(space.defaults()[0]))
+    values = space.theta(int(space.defaults()[0])).flat()
+    values |= {"mem.copy_a": "strided"} if maps_of_a > 1 else {}
+    kernel = space.kernel(space.parts[0].point(values))
     assert f"#define KT_CLASSES_A {max(maps_of_a, 1)}\n" in kernel.source
     (main,) = [step for step in kernel.launches if step.entry == "kt_kernel"]
     assert [m.argument for m in main.maps].count(0) == maps_of_a

@@ -52,7 +52,7 @@ def test_likely_tiles_fill_the_device_where_common_ones_do_not() -> None:
     assert features["waves"][0] < 0.75  # the default: 96 tiles of 128 x 192 on 132 SMs
     product, target = as_gemm(where.workload), where.target
     time = estimated_cycles(product, target, values, HopperPlan(product, target, values))
-    assert (time[1:] < 0.9 * time[0]).all() and (features["waves"][1:] > 0.75).all()
+    assert (time[1:] < 0.95 * time[0]).all() and (features["waves"][1:] > 0.75).all()
     assert (192, 96) in [
         (theta.tile["bm"], theta.tile["bn"]) for theta in map(part.theta, part.likely[1:4].tolist())
     ]
