@@ -16,7 +16,8 @@ constexpr int STORE_BYTES = STORE_BY_TMA ? KT_STORE_BUFFERS * BOX_BYTES : STORE_
 constexpr int WHOLE_BYTES = STORE_BY_TMA ? BM * BN * OUTPUT_BYTES : CONSUMERS * 64 * (BN * OUTPUT_BYTES + 16);
 constexpr bool STORE_IN_STAGES = !KT_PERSISTENT && (STORE_BY_TMA || (STORE_BY_ROWS && C_GROUP != 8)) &&
                                  WHOLE_BYTES <= STAGES * (BM + BN) * BK * ELEMENT_BYTES;
-constexpr int STRIP_N = STORE_BY_ROWS && STORE_IN_STAGES && BN < 256 ? BN : NARROW_N; // wider ones take too many registers
+constexpr bool HOLDS_LITTLE = !KT_HAS_RESIDUAL && KT_HAS_BIAS + KT_HAS_SCALE + KT_HAS_SHIFT <= 1 && BN < 256; // of a wide strip
+constexpr int STRIP_N = STORE_BY_ROWS && STORE_IN_STAGES && HOLDS_LITTLE ? BN : NARROW_N;
 constexpr int STRIP_ROW = STRIP_N * OUTPUT_BYTES + 16; // 16 bytes more: no bank conflicts
 static_assert(!STORE_BY_TMA || C_GROUP == 8, "rows of C that the TMA can store");
 static_assert(KT_STORE == KT_STORE_DIRECT || (BN % (KT_SWAPPED ? 8 : 16) == 0 && OUTPUT_BYTES == 2), "matrices in shared memory");

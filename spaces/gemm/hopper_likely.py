@@ -60,13 +60,14 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     rows = list(product(sizes, (False, True), shared, turns, copies, blocks))
     bn = np.array([row[0][1] for row in rows])
     bm = np.array([row[0][0] for row in rows])
-    paired = np.array([row[1] for row in rows])  # CTAs share the smaller operand
+    # Of two CTAs; along m took as long or less in nearly all logged pairs of θ.
+    along_m = 2 in knobs["cluster_m"]
+    one, pair = np.ones(len(rows), dtype=int), np.where([row[1] for row in rows], 2, 1)
     pingpong = np.array([row[3][1] for row in rows], dtype=bool)
     columns: _Columns = {
         "bm": bm, "bn": bn,
         "consumers": np.where(pingpong, 2, np.array([_CONSUMERS[x] for x in bm.tolist()])),
-        "cluster_m": np.where(paired & (bm >= bn), 2, 1),
-        "cluster_n": np.where(paired & (bm < bn), 2, 1),
+        "cluster_m": pair if along_m else one, "cluster_n": one if along_m else pair,
         "split_k": np.array([row[2][0] for row in rows]),
         "cluster_k": np.array([row[2][1] for row in rows]),
         "persistent": np.array([row[3][0] for row in rows], dtype=bool),
@@ -81,6 +82,8 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
         half, whole = (round_up(bn, row // p.b.bytes) for row in (SWIZZLE // 2, SWIZZLE))
         columns["swizzle_b"] = np.where(half < whole, SWIZZLE // 2, SWIZZLE)
     wide = (p.box_n >= _WIDE_BOX) | (bn < 2 * _WIDE_BOX)
+    if knobs["store"][-1] == "rows":
+        wide |= ~p.persistent  # whole rows at once
     staged = p.fills_boxes & (columns["cluster_k"] == 1) & wide
     columns["store"] = np.where(staged, knobs["store"][-1], "direct")
     lines = np.minimum(p.m_clusters, p.n_clusters) == 1

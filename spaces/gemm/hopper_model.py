@@ -1,4 +1,4 @@
-"""Cycles of a product on wgmma, estimated: a feature, and what ranks default tiles."""
+"""Features of a product on wgmma, estimated cycles among them (what ranks tiles: `hopper_time`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kt.spaces.workload import Gemm
 from .cuda import output_group, split_traffic, wave_footprint
 from .hopper_plan import HopperPlan, promotes
 
-# Of one SM of sm_90, bytes and cycles; they only rank.
+# Of one SM of sm_90, bytes and cycles. Logs replay with them.
 _SHARED_BYTES = 128  # a cycle, to the tensor cores
 _L2_BYTES = 46  # a cycle, its share
 _STORED_BYTES = {"direct": 16, "tma": 40, "rows": 24, "whole rows": 36}  # a cycle

@@ -1,8 +1,8 @@
 """Time of a product on wgmma, estimated, in cycles: what ranks default and likely θ.
 
 Its constants are fitted to the times of the committed H200 logs. What limits most tiles is shared
-memory: 128 bytes a cycle and SM, to the tensor cores and from the TMA together. The feature
-`cycles` of `hopper_model` is an older estimate, which stays because logs replay with it.
+memory: of its 128 bytes a cycle and SM tiles get 120, to the tensor cores and from the TMA
+together. The feature `cycles` of `hopper_model` is an older estimate: logs replay with it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _TILE = 400  # of each tile of C, whatever its size
 _FILL = 2330  # until the first tile of k arrives
 _LAUNCH, _EARLY_LAUNCH, _KERNEL = 3090, 1470, 3260
 _STORED_BYTES = {"direct": 12, "rows": 24, "whole rows": 36}  # a cycle
-_BOX = 100  # of each box that the TMA stores
+_BOX_BYTES, _BOX_ROW = 60, 2  # a cycle by the TMA at most; cycles of each row of a box
+_BOX = 100  # of each box of a warpgroup
+_COPIED = 2.2  # reads and writes of a repacked byte
 _JOIN, _JOINED_BYTES = 1250, 12  # meetings of a cluster; bytes a cycle from its CTAs
 _SPLIT = 2170
 _SPLIT_BYTES = {"last": 36, "atomic": 19}  # a cycle
@@ -49,14 +51,14 @@ def estimated_cycles(w: Gemm, target: Target, v: Mapping[str, Any], p: HopperPla
     tail = np.where(hidden, np.maximum(store + sums - loop, 0), store + sums)
     refill = np.where(p.persistent, 0, _FILL) * (rounds - 1)
     busy = rounds * (loop + tail + _TILE) + np.where(hidden, store + sums, 0) + refill
-    a_second = target.clock_mhz * 1e6 / (target.bandwidth * _DRAM_SHARE)
+    a_byte = target.clock_mhz * 1e6 / (target.bandwidth * _DRAM_SHARE)
     used = np.minimum(ctas, target.cores)
     shared_out = rounds * p.split_tiles * resident * used / (p.tiles * p.k_tiles)
     unevenly = np.where(p.streams, np.maximum(shared_out, 1), 1)
-    read = np.maximum(w.bytes * a_second, w.bytes / (used * _DRAM_BYTES)) * unevenly
+    read = np.maximum(w.bytes * a_byte, w.bytes / (used * _DRAM_BYTES)) * unevenly
     memory = read + store + sums
     repacked = sum(p.repacked)
-    copies = 2.2 * repacked * a_second + _KERNEL * (repacked > 0)
+    copies = _COPIED * repacked * a_byte + _KERNEL * (repacked > 0)
     reduce = np.where((v["split_k"] > 1) & (np.asarray(v["split_mode"]) == "kernel"), _KERNEL, 0)
     start = np.where(np.asarray(v["early"]), _EARLY_LAUNCH, _LAUNCH)
     longer, shorter = np.maximum(busy, memory), np.minimum(busy, memory)
@@ -92,7 +94,9 @@ def _store(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> Any:
     aligned = output_group(w) * output_bytes(w) == VECTOR
     rows = _STORED_BYTES["whole rows" if aligned else "rows"]
     rate = np.where(p.by_rows, rows, _STORED_BYTES["direct"])
-    rate = np.where(p.by_boxes, np.minimum(p.box_row / 2, 60), rate)  # narrow boxes are slow
+    rate = np.where(
+        p.by_boxes, np.minimum(p.box_row / _BOX_ROW, _BOX_BYTES), rate
+    )  # narrow boxes are slow
     joined = _JOIN + p.bm * p.bn * acc_bytes(w) / _JOINED_BYTES
     store = p.bm * p.bn * output_bytes(w) / rate / v["cluster_k"]
     store = store + np.where(p.by_boxes, p.boxes * _BOX, 0)

@@ -46,8 +46,8 @@ _SAMPLE_US = 200.0
 _LONG_SAMPLE_US = 2000.0
 """One sample of at least this long says whether a candidate is cut."""
 _MOST_LAUNCHES = 1024
-_HOST_US, _FEW_LAUNCHES = 1000.0, 8
-"""Launches that seem shorter are timed in a graph of a few."""
+_PACE_US, _FEW_LAUNCHES = 1500.0, 8
+"""The first graph that shows how long a launch takes has as many as the host starts in so long."""
 _HEATING_US, _HEAT_SECONDS = 8.0, 0.02
 """Launches of at least this long are timed after so much of them, in the regime `sustained`."""
 REST_SECONDS = 0.01
@@ -196,12 +196,13 @@ class CudaRunner:
                 warm_us = self._warm(loaded[-1], held)
                 with self._judging("run"):
                     make = partial(self._graph, loaded[-1], held)
-                    count = self._launches(self._paced(make, warm_us, held), held)
+                    count = self._launches(self._paced(make, warm_us), warm_us, held)
                     graphs.append(make(count))
                 launches.append(count)
             rivals, absent = self._opponents(held, vendor, opponents)
             for rival in rivals.values():
-                count = self._launches(self._paced(rival.graph, rival.warm_us(), held), held)
+                warm_us = rival.warm_us()
+                count = self._launches(self._paced(rival.graph, warm_us), warm_us, held)
                 graphs.append(rival.graph(count))
                 launches.append(count)
             rows = self._rounds(graphs, launches, seconds, rested)
@@ -224,11 +225,13 @@ class CudaRunner:
         library = vendor_library(held.workload, held.sets.arguments)
         if library is None:
             return None
-        count = self._launches(self._paced(library.graph, library.warm_us(), held), held)
+        warm_us = library.warm_us()
+        count = self._launches(self._paced(library.graph, warm_us), warm_us, held)
         graph = library.graph(count)
-        samples = self._group(graph, count, seconds)
-        graph.destroy()
-        return statistics.median(samples)
+        try:
+            return statistics.median(self._group(graph, count, seconds))
+        finally:
+            graph.destroy()
 
     def bound(self, dtype: str) -> Bound:
         """Datasheet peak and measured copy bandwidth (read plus written) of a large buffer."""
@@ -324,9 +327,10 @@ class CudaRunner:
             events.destroy()
             return us
 
-    def _launches(self, us: float, held: Held) -> int:
-        """Launches in one sample: whole rotations, at least about `_SAMPLE_US` long."""
-        rotations = max(1, round(_SAMPLE_US / (us * held.sets.count)))
+    def _launches(self, us: float, host_us: float, held: Held) -> int:
+        """Launches in one sample: whole rotations, long enough that starting a graph is hidden."""
+        sample_us = max(_SAMPLE_US, 2 * host_us if host_us > 2 * us else 0.0)
+        rotations = max(1, round(sample_us / (us * held.sets.count)))
         return min(rotations * held.sets.count, _MOST_LAUNCHES)
 
     def _graph(self, loaded: Loaded, held: Held, count: int) -> Graph:
@@ -336,19 +340,22 @@ class CudaRunner:
 
         return capture(self._device.stream, record)
 
-    def _paced(self, make: Callable[[int], Replayable], us: float, held: Held) -> float:
+    def _paced(self, make: Callable[[int], Replayable], us: float) -> float:
         """Time of one launch; `us` is what it took from the host, `make` graphs of so many.
 
-        A busy host takes tens of microseconds for a launch: only a graph shows a kernel's own time.
+        A busy host takes tens of microseconds for a launch, and as long to start a graph: only one
+        that runs for longer shows a kernel's own time.
         """
-        if us > _HOST_US:
-            return us
-        count = min(held.sets.count, _FEW_LAUNCHES)
-        graph = make(count)
-        try:
-            return min(self._replays(graph, count, 3))
-        finally:
-            graph.destroy()
+        count = max(_FEW_LAUNCHES if us < _PACE_US else 1, round(_PACE_US / us))
+        while True:
+            graph = make(count)
+            try:
+                found = min(self._replays(graph, count, 3 if us < _LONG_SAMPLE_US else 1))
+            finally:
+                graph.destroy()
+            if found > us / 2 or found * count > 2 * us or count >= _MOST_LAUNCHES:
+                return found
+            count = min(4 * count, _MOST_LAUNCHES)
 
     def _time(
         self, loaded: Loaded, held: Held, seconds: float, incumbent_us: float | None
@@ -357,10 +364,10 @@ class CudaRunner:
         cut_us = CUT_RATIO * incumbent_us if incumbent_us else 0.0
         warm_us = self._warm(loaded, held)
         with self._judging("run"):
-            us = self._paced(partial(self._graph, loaded, held), warm_us, held)
+            us = self._paced(partial(self._graph, loaded, held), warm_us)
             if cut_us and us > 2 * cut_us:  # far beyond: a few launches are evidence enough
                 return _timing([us], censored=True, bound_us=cut_us)
-            count = self._launches(us, held)
+            count = self._launches(us, warm_us, held)
             graph = self._graph(loaded, held, count)
             try:
                 looks = _CHUNK if count * us < _LONG_SAMPLE_US else 1
