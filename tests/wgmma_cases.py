@@ -134,16 +134,25 @@ _PLAIN: Mapping[str, tuple[str, _Wanted]] = {
         _LARGE,
         lambda v: (
             v["store"] == "tma" and v["cluster_m"] == 2 and v["bn"] % 64 == 16
-            and not v["persistent"]
+            and v["bk"] == 64 and not v["persistent"]
         ),
     ),
     "rows in the stages": (
+        "gemm 1033x1255x264 epilogue=bias+gelu dtype=bf16",
+        lambda v: (
+            v["store"] == "rows" and v["bn"] in (144, 176, 192) and v["split_k"] == 1
+            and not v["persistent"]
+        ),
+    ),
+    "rows in the stages, a residual": (
         "gemm 1033x1255x264 epilogue=bias+residual dtype=bf16",
-        lambda v: v["store"] == "rows" and v["bn"] in (144, 176, 192) and not v["persistent"],
+        lambda v: v["store"] == "rows" and v["bn"] == 144 and not v["persistent"],
     ),
     "clusters with fewer tiles along k than stages": (
         "gemm 1033x1256x64 dtype=fp16",
-        lambda v: v["cluster_m"] == 2 and v["stages"] == 2 and v["bk"] == 64,
+        lambda v: (
+            v["cluster_m"] == 2 and v["stages"] == 2 and v["bk"] == 64 and not v["persistent"]
+        ),
     ),
     "a cluster along k that shares unevenly": (
         "gemm 200x264x2051 epilogue=bias dtype=bf16",

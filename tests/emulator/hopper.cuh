@@ -21,6 +21,12 @@ static u8 *emu_at(u32 address, u32 bytes) {
     if (rank >= EMU_CTAS || offset + bytes > 227 * 1024 || address % bytes) emu_fail("rank >= EMU_CTAS || offset + bytes > 227 * 1024 || address % bytes");
     return emu_memory + (size_t)rank * EMU_SHARED + offset;
 }
+// Others may use a CTA's memory only until it ends.
+static void emu_alive(u32 rank) {
+    for (int i = 0; i < emu_cta_threads; i++)
+        if (!emu_fibers[rank * emu_cta_threads + i].done) return;
+    emu_fail("uses the memory of a CTA that has ended");
+}
 // The address that a swizzle of SPAN bytes makes of one.
 static u32 emu_swizzled(u32 address, u32 span) { return address ^ ((address >> 7 & (span / 16 - 1)) << 4); }
 
@@ -43,7 +49,10 @@ static std::vector<std::function<void()>> emu_boxes; // on their way
 static void kt_barrier_init(u32 barrier, u32 arrivals) { emu_mbarrier_at(barrier) = {arrivals, arrivals, 0, 0}; }
 static void kt_barrier_init_done() {}
 static void kt_barrier_arrive(u32 barrier) { emu_mbarrier_at(barrier).arrive(); }
-static void kt_barrier_arrive_at(u32 barrier, u32 rank) { emu_mbarrier_at((barrier & 0xffffff) | rank << 24).arrive(); }
+static void kt_barrier_arrive_at(u32 barrier, u32 rank) {
+    emu_alive(rank);
+    emu_mbarrier_at((barrier & 0xffffff) | rank << 24).arrive();
+}
 static void kt_barrier_expect(u32 barrier, u32 bytes) {
     emu_mbarrier &b = emu_mbarrier_at(barrier);
     b.bytes += bytes;
@@ -129,6 +138,7 @@ static void kt_load_box_to(u32 to, const kt_tensor_map &map, u32 barrier, int x,
         const u32 there = (to & 0xffffff) | rank << 24, its_barrier = (barrier & 0xffffff) | rank << 24;
         const kt_tensor_map copy = map;
         emu_boxes.push_back([=] {
+            emu_alive(rank);
             emu_for_box(copy, there, x, y, z, [](const u8 *global, u8 *shared, u32 size) {
                 if (global) memcpy(shared, global, size);
                 else memset(shared, 0, size);
@@ -162,6 +172,7 @@ static void kt_stmatrix(u32 address, const u32 (&x)[4]) {
 }
 static kt_words<4> kt_load_of_cta(u32 address, u32 rank) {
     kt_words<4> x;
+    emu_alive(rank);
     memcpy(&x, emu_at((address & 0xffffff) | rank << 24, 16), 16);
     return x;
 }

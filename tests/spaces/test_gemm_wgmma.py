@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import importlib.util
 import itertools
+import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -92,7 +94,8 @@ def test_legal_swapped_points_compile_without_spills(seed: int, tmp_path: Path) 
 @pytest.mark.parametrize(
     "name",
     ["clusters of 4 x 2", "two instructions along n", "ping-pong", "8 classes of rows",
-     "classes in clusters of 2 x 2", "classes in ping-pong", "swapped, clusters along n"],
+     "classes in clusters of 2 x 2", "classes in ping-pong", "rows in the stages",
+     "rows in the stages, a residual", "swapped, clusters along n"],
 )  # fmt: skip
 def test_special_points_compile_without_spills(name: str, tmp_path: Path) -> None:
     _check_build(wgmma_cases.kernels_with(name, count=1)[0], tmp_path)
@@ -261,7 +264,7 @@ def test_operands_without_classes_are_read_from_the_workspace() -> None:
     space = Space(w, H200, [WGMMA])
     kernel = space.kernel(int(space.defaults()[0]))
     repack, main = kernel.launches[:2]
-    assert repack.entry == "kt_repack" and kernel.theta.mem["store"] != "tma"
+    assert repack.entry == "kt_repack" and kernel.theta.mem["store"] != "tma"  # no map of C
     a, b = main.maps
     assert (a.argument, b.argument) == (0, -1)
     assert b.offset + 64 * 64 * 2 <= kernel.workspace_bytes and b.strides[0] == 128
@@ -350,6 +353,16 @@ def _is_right(kernel: Kernel, directory: Path, seed: int = 0) -> bool:
     reference = gemm_cases.reference(w, inputs)
     outs = hopper_emulator.run(kernel, inputs, gemm_cases.poison(w), directory)
     return all(reference.worst(w, out) <= 1 for out in outs)
+
+
+def _survives(kernel: Kernel, directory: Path) -> bool:
+    """Whether a kernel that may end the process is right."""
+    child = os.fork()
+    if not child:
+        faulthandler.disable()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        os._exit(0 if _is_right(kernel, directory) else 1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _one(text: str, wanted: Callable[[Mapping[str, Any]], bool], family: Family = WGMMA) -> Kernel:
@@ -458,14 +471,17 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         ),
     ),
     "rows in the stages, not a power of two": (
-        "gemm 200x147x136 epilogue=bias+residual dtype=bf16",
+        "gemm 200x147x136 epilogue=bias dtype=bf16",
         lambda v: (
-            v["store"] == "rows" and v["bn"] == 144 and v["consumers"] > 1 and not v["persistent"]
+            v["store"] == "rows" and v["bn"] in (80, 112, 144) and v["consumers"] > 1
+            and v["split_k"] == 1 and not v["persistent"]
         ),
     ),
     "a cluster with fewer tiles along k than stages": (
         "gemm 300x200x64 dtype=bf16",
-        lambda v: v["cluster_m"] == 2 and v["stages"] == 2 and v["bk"] == 64,
+        lambda v: (
+            v["cluster_m"] == 2 and v["stages"] == 2 and v["bk"] == 64 and not v["persistent"]
+        ),
     ),
     "a cluster along k": (
         "gemm 100x72x600 epilogue=bias dtype=bf16", lambda v: v["cluster_k"] == 4,
@@ -627,8 +643,19 @@ BUGS = {
     "classes start alike": ("k - unit.shift()", "k"),
     "classes end with k": ("KT_K + MOST_SHIFT", "KT_K"),
     "slabs are taken for rows": ("(u64)(8 * SWIZZLE >> 4) << 32", "(u64)(SWIZZLE >> 4) << 32"),
+    "a CTA of a cluster ends too early": ("if (PARTNERS > 1) //", "if (false) //"),
+    "a CTA of a cluster waits for another round": (
+        "ring.next()) kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity ^ 1);",
+        "ring.next()) kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity);",
+    ),
+    "sums along k are read too late": ("if (KT_CLUSTER_K > 1) kt_cluster_sync(); // others", "//"),
 }  # fmt: skip
-_PLACES = {"box": "boxes of C in turns", "classes": "8 classes, stored directly"}
+_PLACES = {
+    "ends too early": "ping-pong in clusters",
+    "of a cluster": "a cluster with fewer tiles along k than stages",
+    "along k": "a cluster along k",
+    "box": "boxes of C in turns", "classes": "8 classes, stored directly",
+}  # fmt: skip
 """Where bugs named so show."""
 
 SWAPPED_BUGS = {
@@ -645,7 +672,7 @@ def test_the_emulator_catches_bugs_of_swapped_operands(bug: str, tmp_path: Path)
     correct, wrong = SWAPPED_BUGS[bug]
     assert kernel.source.count(correct) == 1
     planted = dataclasses.replace(kernel, source=kernel.source.replace(correct, wrong))
-    assert not _is_right(planted, tmp_path)
+    assert not _survives(planted, tmp_path)
 
 
 @needs_compiler
@@ -656,4 +683,24 @@ def test_the_emulator_catches_planted_bugs(bug: str, tmp_path: Path) -> None:
     correct, wrong = BUGS[bug]
     assert correct in kernel.source
     planted = dataclasses.replace(kernel, source=kernel.source.replace(correct, wrong))
-    assert not _is_right(planted, tmp_path)
+    assert not _survives(planted, tmp_path)
+
+
+@needs_compiler
+@pytest.mark.parametrize("awaited", [True, False])
+def test_c_goes_into_stages_that_all_consumers_have_read(awaited: bool, tmp_path: Path) -> None:
+    space = Space(parse("gemm 256x144x64 dtype=bf16"), SMALL_TARGET, [WGMMA])
+    values = space.theta(int(space.defaults()[0])).flat() | {
+        "tile.bm": 192, "tile.bn": 96, "tile.bk": 64, "mem.stages": 2, "mem.swizzle_b": 128,
+        "mem.store": "tma", "mem.buffers": 1, "perm.raster": "m", "perm.group": 1,
+        "fusion.split_k": 1, "unroll.in_flight": 0, "map.consumers": 3,
+        "map.producer": "warpgroup", "map.cluster_m": 1, "map.cluster_n": 1, "map.cluster_k": 1,
+        "map.persistent": False, "map.blocks": 1, "sync.pingpong": False,
+    }  # fmt: skip
+    point = space.parts[0].point(values)
+    assert space.why_illegal(point) is None
+    kernel = space.kernel(point)
+    if not awaited:
+        source = kernel.source.replace("if (STORE_IN_STAGES) kt_consumers_sync", "if (false) //")
+        kernel = dataclasses.replace(kernel, source=source)
+    assert _survives(kernel, tmp_path) == awaited
