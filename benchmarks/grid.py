@@ -81,18 +81,29 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shard", type=shard, default=(0, 1), help="which of how many")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
+    parser.add_argument(
+        "--remeasure", action="store_true", help="time the winners of existing rows again instead"
+    )
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
     return parser.parse_args()
 
 
 def measured(
-    bench: Bench, results: Results, workloads: Sequence[Workload], end: float, out: Path | None
+    bench: Bench,
+    results: Results,
+    workloads: Sequence[Workload],
+    end: float,
+    out: Path | None,
+    remeasure: bool,
 ) -> list[str]:
-    """Adds the rows of these shapes that are missing; says what has none in the end."""
+    """Adds the rows of these shapes that are missing; says what has none in the end.
+
+    With `remeasure` the rows that exist are made again, from their logs.
+    """
     earlier, missing = Earlier("gemm"), []
     for workload in workloads:
-        if str(workload) in results.rows:
+        if (str(workload) in results.rows) != remeasure:
             continue
         if time.monotonic() + row_seconds(workload) > end:
             missing.append(f"{workload}: no time left")
@@ -128,7 +139,7 @@ def main() -> None:
     with LocalMeasurer(target, settings, builders=builders) as measurer:
         bench = Bench(GRID, target, measurer, GRID_TRIALS, TUNING_SECONDS)
         results = Results(one.device, GRID, fingerprint(bench), LIBRARIES, given.commit)
-        missing = measured(bench, results, workloads, end, given.out)
+        missing = measured(bench, results, workloads, end, given.out, given.remeasure)
     print(*["", *missing], sep="\n")
     sys.exit(1 if missing else 0)
 
