@@ -108,13 +108,6 @@ class CudaRunner:
 
     # -- jobs -------------------------------------------------------------------------------
 
-    def prepare(self, text: str, seed: int, directory: str) -> float:
-        """Makes operands and reference on the device; returns the seconds that took."""
-        begin = time.monotonic()
-        self._hold(text, seed)
-        self._device.synchronize()
-        return time.monotonic() - begin
-
     def run(
         self, program: Program, text: str, seed: int, seconds: float, incumbent_us: float | None
     ) -> Ran:
