@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from pathlib import Path
 from classes import CLASSES, GRID, GRID_TRIALS
 from measure import Bench, Earlier, NoResult
 from rows import Results, packed
-from run import LIBRARIES, fingerprint, line, prepared
+from run import LIBRARIES, fingerprint, line, prepared, shard
 
 from kt.spaces.errors import KtError
 from kt.spaces.target import usable_cores
@@ -63,15 +62,6 @@ def shard_of(workloads: Sequence[Workload], index: int, count: int) -> list[Work
         shards[least].append(workload)
         spent[least] += row_seconds(workload)
     return shards[index][::-1]
-
-
-def shard(text: str) -> tuple[int, int]:
-    """Option type: (index, count) from texts like 0/4."""
-    found = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
-    index, count = map(int, found.groups()) if found else (0, 0)
-    if not index < count:
-        raise argparse.ArgumentTypeError(f"'{text}': accepts 0/4 to 3/4, for example")
-    return index, count
 
 
 def arguments() -> argparse.Namespace:

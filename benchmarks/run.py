@@ -4,15 +4,22 @@
 
 The device is the classes' own: this machine's CPU, or its GPU. A workload whose row exists is
 skipped and no row is begun that `--minutes` may not suffice for, so that the same command,
-repeated, goes on; `--remeasure` times the logged winners again, `--retune` starts over. Rows are
-written one by one; with `--out` (default: the folder that $OUT names) also as CLASS.tar.gz, which
-`tar -xzf CLASS.tar.gz -C benchmarks` unpacks.
+repeated, goes on; `--remeasure` times the logged winners again, `--retune` starts over. In an empty
+folder of results all rows come from the committed logs. Shards of one machine share the files:
+
+    for i in 0 1 2 3; do
+        CUDA_VISIBLE_DEVICES=$i python benchmarks/run.py --shard $i/4 … &
+    done; wait
+
+Rows are written one by one; with `--out` (default: the folder that $OUT names) also as
+CLASS.tar.gz, which `tar -xzf CLASS.tar.gz -C benchmarks` unpacks.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -23,6 +30,7 @@ from measure import Bench, Earlier, NoResult, gpu_state
 from rows import Results, packed
 
 from kt.spaces.errors import KtError
+from kt.spaces.target import usable_cores
 from kt.spaces.workload import Workload, parse
 from kt.tuner.api import effective_settings
 from kt.tuner.backend.cuda_vendor import COMPILED
@@ -50,6 +58,15 @@ def line(row: dict[str, Any]) -> str:
     )
 
 
+def shard(text: str) -> tuple[int, int]:
+    """Option type: (index, count) from texts like 0/4."""
+    found = re.fullmatch(r"(\d{1,3})/(\d{1,3})", text)
+    index, count = map(int, found.groups()) if found else (0, 0)
+    if not index < count:
+        raise argparse.ArgumentTypeError(f"'{text}': accepts 0/4 to 3/4, for example")
+    return index, count
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -62,6 +79,9 @@ def arguments() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
+    )
+    parser.add_argument(
+        "--shard", type=shard, default=(0, 1), help="which of how many: 0/4 to 3/4 on four GPUs"
     )
     parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")
     parser.add_argument("--seconds-per-shape", type=float, help="for tuning")
@@ -108,7 +128,8 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
     spare = SPARE_SECONDS + COMPILING_SECONDS * len(slow)
     taught = Earlier(bench.one.workloads[0].split()[0])
     missing = []
-    for text in bench.one.workloads:
+    index, count = given.shard
+    for text in bench.one.workloads[index::count]:
         again = given.remeasure or given.retune
         wanted = any(part in text for part in given.only)
         if not wanted or (text in results.rows and not again):
@@ -144,7 +165,8 @@ def main() -> None:
         sys.exit(str(error))
     seconds = given.seconds_per_shape or TUNING_SECONDS[target.kind]
     settings = effective_settings(target, {"trials": given.trials, "seconds": seconds})
-    with LocalMeasurer(target, settings) as measurer:
+    builders = max(1, usable_cores() // given.shard[1])
+    with LocalMeasurer(target, settings, builders=builders) as measurer:
         for name in given.classes:
             bench = Bench(name, target, measurer, given.trials, seconds)
             results = Results(given.device, name, fingerprint(bench), LIBRARIES, given.commit)
