@@ -105,13 +105,15 @@ KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u64 tile, u32
     if (!team.any(owner == 0 && kt_arrive(counter) == KT_SPLIT_K - 1)) return false;
     if (owner == 0) *counter = 0;
     if (owner < OWNERS) {
+        constexpr bool KEPT = !ATOMIC && KT_SPLIT_K == 2; // the sum of two is the same in either order
+        if (!KEPT)
 #pragma unroll
-        for (int i = 0; i < COUNT; i++) acc[i] = 0;
+            for (int i = 0; i < COUNT; i++) acc[i] = 0;
 #pragma unroll 1
-        for (int s = 0; s < (ATOMIC ? 1 : KT_SPLIT_K); s++) {
+        for (u32 s = 0; s < (ATOMIC || KEPT ? 1 : KT_SPLIT_K); s++) {
 #pragma unroll
             for (int v = 0; v < VECTORS; v++) {
-                u8 *from = sums + s * PART + v * OWNERS * 16;
+                u8 *from = sums + (KEPT ? split ^ 1 : s) * PART + v * OWNERS * 16;
                 kt_add_acc_words<LANES>(acc + v * LANES, kt_load_shared_by_ctas(from));
                 if (ATOMIC) kt_store_words(from, kt_words<4>{});
             }
