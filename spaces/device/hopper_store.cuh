@@ -221,34 +221,42 @@ struct kt_group_team {
 };
 
 // Sums a warpgroup's accumulators over the CTAs of its cluster, each of which then stores its share. All threads of the
-// cluster meet once between `give` and `store`.
+// cluster meet once between `give` and `store`. Of two CTAs each keeps its own half: the sum is the same in either order.
 struct kt_cluster_sums {
-    static constexpr int FOURS = ACCS / 4, MINE = kt_ceil_div(FOURS, KT_CLUSTER_K), AT_ONCE = kt_max(16 / KT_CLUSTER_K, 1);
+    static constexpr int CTAS = KT_CLUSTER_K, FOURS = ACCS / 4, MINE = kt_ceil_div(FOURS, CTAS), AT_ONCE = kt_max(16 / CTAS, 1);
+    static constexpr bool KEPT = CTAS == 2;
+    static constexpr int PARTS = KEPT ? 1 : CTAS; // that are read
     u32 memory; // of the thread, in every CTA
 
-    KT_DEVICE void give(kt_sums &sums) const {
+    KT_DEVICE void give(kt_sums &sums, u32 share) const {
 #pragma unroll
-        for (int v = 0; v < FOURS; v++) kt_shared_store(memory + v * WARPGROUP * 16, kt_acc_words<4>(sums.four(v)));
+        for (int v = 0; v < (KEPT ? MINE : FOURS); v++) {
+            kt_acc four[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) four[e] = KEPT ? of_half(sums, v, share ^ 1, e) : sums.four(v)[e];
+            kt_shared_store(memory + v * WARPGROUP * 16, kt_acc_words<4>(four));
+        }
     }
-    KT_DEVICE void store(const kt_group_tile &to, u32 share) const {
+    KT_DEVICE void store(kt_sums &sums, const kt_group_tile &to, u32 share) const {
 #pragma unroll
         for (int first = 0; first < MINE; first += AT_ONCE) { // reading another's memory takes long: much is on its way
-            constexpr int CTAS = KT_CLUSTER_K;
-            kt_words<4> parts[AT_ONCE][CTAS];
+            kt_words<4> parts[AT_ONCE][PARTS];
 #pragma unroll
             for (int x = 0; x < AT_ONCE; x++)
 #pragma unroll
-                for (u32 rank = 0; rank < CTAS; rank++) {
-                    const u32 v = kt_min<u32>(share * MINE + first + x, FOURS - 1);
-                    if (first + x < MINE) parts[x][rank] = kt_load_of_cta(memory + v * WARPGROUP * 16, rank);
+                for (u32 part = 0; part < PARTS; part++) {
+                    const u32 v = KEPT ? first + x : kt_min<u32>(share * MINE + first + x, FOURS - 1);
+                    if (first + x < MINE) parts[x][part] = kt_load_of_cta(memory + v * WARPGROUP * 16, KEPT ? share ^ 1 : part);
                 }
 #pragma unroll
             for (int x = 0; x < AT_ONCE; x++) {
                 const u32 v = share * MINE + first + x;
                 if (first + x >= MINE || (FOURS % CTAS && v >= FOURS)) continue;
-                kt_acc four[4] = {};
+                kt_acc four[4];
 #pragma unroll
-                for (int rank = 0; rank < CTAS; rank++) kt_add_acc_words<4>(four, parts[x][rank]);
+                for (int e = 0; e < 4; e++) four[e] = KEPT ? of_half(sums, first + x, share, e) : 0;
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) kt_add_acc_words<4>(four, parts[x][part]);
 #pragma unroll
                 for (int h = 0; h < 2; h++) store_pair<kt_min(C_GROUP, 2)>(four + 2 * h, to, v / (BN / 8), v % (BN / 8), h);
             }
@@ -256,6 +264,10 @@ struct kt_cluster_sums {
     }
 
   private:
+    // Accumulator `e` of the `x`-th four of a half; beyond the last any.
+    KT_DEVICE static kt_acc of_half(kt_sums &sums, int x, u32 half, int e) {
+        return half ? sums.four(kt_min(MINE + x, FOURS - 1))[e] : sums.four(x)[e];
+    }
     template <int COUNT> KT_DEVICE static void store_pair(const kt_acc *pair, const kt_group_tile &to, int i, int j, int h) {
         const u32 row = to.row_of(i, j, h);
         if (CHECK_ROWS && row >= C_ROWS) return;

@@ -268,9 +268,9 @@ kt_kernel(KT_PARAMETERS, KT_FOR_CLASSES(KT_CLASSES_A, KT_MAP_A_PARAMETER), const
             }
             if constexpr (KT_CLUSTER_K > 1) {
                 const kt_cluster_sums joined = {memory + SUMS_AT + (reader * ACCS / 4 * WARPGROUP + thread) * 16};
-                joined.give(sums);
+                joined.give(sums, me.k);
                 kt_cluster_sync();
-                return joined.store(to, me.k);
+                return joined.store(sums, to, me.k);
             }
             if constexpr (STORE_BY_TMA) boxes.store(sums, to, maps_c.at(unit.row_class), unit.batch);
             else if constexpr (STORE_BY_ROWS) kt_store_rows(sums, to, stored);
