@@ -4,8 +4,9 @@
 
 A shape begins with warm starts and a model from the nearest GEMMs of benchmarks/logs, those of the
 grid measured so far included, whichever shard wrote them. Shapes go from small to large. One whose
-row exists is skipped and none is begun that `--minutes` may not suffice for: the same command,
-repeated, goes on. A shard is for one GPU, and shards of one machine share the result file:
+row exists (with `--remeasure`: one without, or with a row of this commit) is skipped and none is
+begun that `--minutes` may not suffice for: the same command, repeated, goes on. A shard is for one
+GPU, and shards of one machine share the result file:
 
     for i in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$i python benchmarks/grid.py --shard $i/4 & done; wait
 """
@@ -72,7 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--shard", type=shard, default=(0, 1), help="which of how many")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
     parser.add_argument(
-        "--remeasure", action="store_true", help="time the winners of existing rows again instead"
+        "--remeasure", action="store_true", help="time the winners of another commit's rows instead"
     )
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
@@ -85,15 +86,16 @@ def measured(
     workloads: Sequence[Workload],
     end: float,
     out: Path | None,
-    remeasure: bool,
+    remeasure: bool = False,
 ) -> list[str]:
     """Adds the rows of these shapes that are missing; says what has none in the end.
 
-    With `remeasure` the rows that exist are made again, from their logs.
+    With `remeasure` the rows that exist, made by another commit, are made again from their logs.
     """
     earlier, missing = Earlier("gemm"), []
     for workload in workloads:
-        if (str(workload) in results.rows) != remeasure:
+        text = str(workload)
+        if (text in results.rows) != remeasure or results.is_of_this_tree(text):
             continue
         if time.monotonic() + row_seconds(workload) > end:
             missing.append(f"{workload}: no time left")

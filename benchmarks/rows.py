@@ -124,7 +124,7 @@ class Results:
     ) -> None:
         self.path = HERE / "results" / device / f"{name}.json"
         self.name, self._fingerprint = name, fingerprint
-        self._libraries, self._kt = libraries, kt or commit()
+        self._libraries, self.kt = libraries, kt or commit()
         self.rows = self._read()
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -132,16 +132,21 @@ class Results:
             return {}
         return {row["workload"]: row for row in json.loads(self.path.read_text())["rows"]}
 
+    def is_of_this_tree(self, workload: str) -> bool:
+        """Whether the workload has a row that this commit made."""
+        return self.rows.get(workload, {}).get("kt") == self.kt
+
     def add(self, row: dict[str, Any]) -> None:
         """Replaces the workload's row; rows that other processes wrote meanwhile stay."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with alone(self.path.parent):
-            self.rows = self._read() | {row["workload"]: {"class": self.name, **row}}
+            made = {"class": self.name, "kt": self.kt, **row}
+            self.rows = self._read() | {row["workload"]: made}
             self._write()
 
     def _write(self) -> None:
         about = {
-            "kt": self._kt, "device": self._fingerprint, "libraries": versions(self._libraries),
+            "kt": self.kt, "device": self._fingerprint, "libraries": versions(self._libraries),
         }  # fmt: skip
         command = " ".join(["python", *sys.argv])
         write_document(self.path, command, about, list(self.rows.values()))

@@ -4,8 +4,9 @@
 
 The device is the classes' own: this machine's CPU, or its GPU. A workload whose row exists is
 skipped and no row is begun that `--minutes` may not suffice for, so that the same command,
-repeated, goes on; `--remeasure` times the logged winners again, `--retune` starts over. In an empty
-folder of results all rows come from the committed logs. Shards of one machine share the files:
+repeated, goes on; `--remeasure` times the logged winners of rows that another commit made again,
+`--retune` starts over. In an empty folder of results all rows come from the committed logs. Shards
+of one machine share the files:
 
     for i in 0 1 2 3; do
         CUDA_VISIBLE_DEVICES=$i python benchmarks/run.py --shard $i/4 … &
@@ -81,8 +82,11 @@ def arguments() -> argparse.Namespace:
         "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
     )
     parser.add_argument(
-        "--shard", type=shard, default=(0, 1), help="which of how many: 0/4 to 3/4 on four GPUs"
-    )
+        "--shard",
+        type=shard,
+        default=(0, 1),
+        help="which of how many parts of each class: 0/4 to 3/4 on four GPUs",
+    )  # fmt: skip
     parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")
     parser.add_argument("--seconds-per-shape", type=float, help="for tuning")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
@@ -101,8 +105,8 @@ def arguments() -> argparse.Namespace:
     given.trials = most if given.trials is None else given.trials
     if not 1 <= given.trials <= most:
         parser.error(f"--trials {given.trials}: accepts 1 to {most}")
-    if given.rested and given.device == "cpu":
-        parser.error("--rested: for GPUs")
+    if given.device == "cpu" and (given.rested or given.shard[1] > 1):
+        parser.error("--rested and --shard: for GPUs")
     for name in ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE"):
         if given.device == "cpu" and name in os.environ:
             parser.error(f"unset {name}: it makes the opponent slower")
@@ -130,9 +134,9 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
     missing = []
     index, count = given.shard
     for text in bench.one.workloads[index::count]:
-        again = given.remeasure or given.retune
         wanted = any(part in text for part in given.only)
-        if not wanted or (text in results.rows and not again):
+        done = results.is_of_this_tree(text) if given.remeasure else text in results.rows
+        if not wanted or (done and not given.retune):
             continue
         if time.monotonic() + bench.seconds + spare > end:
             missing.append(f"{text}: no time left")

@@ -140,7 +140,7 @@ def test_what_has_no_row(measure: Any, compared: Compared, wrong: str, says: str
         ("--class cpu-gemm gemm-tiny", "accepts classes of one device"),
         ("--class cpu-gemm --trials 200", "--trials 200: accepts 1 to 128"),
         ("--class gemm-tiny --trials 0", "--trials 0: accepts 1 to 256"),
-        ("--class cpu-gemm --rested", "--rested: for GPUs"),
+        ("--class cpu-gemm --rested", "--rested and --shard: for GPUs"),
         ("--class nothing", "invalid choice: 'nothing'"),
     ],
 )
@@ -170,6 +170,7 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
         rested=False,
         out=tmp_path,
         device="nvidia-h200",
+        shard=(0, 1),
     )
     assert run.measured(one, results, given, float("inf")) == []
     assert len(device.asked) == 2 and "ratio 1.500" in capsys.readouterr().out
@@ -177,6 +178,13 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
     assert [row["workload"] for row in json.loads(written.read_text())["rows"]] == list(texts)
     assert (tmp_path / "fake.tar.gz").exists()
     assert run.measured(one, results, given, float("inf")) == [] and len(device.asked) == 2
+    given.remeasure = True
+    assert run.measured(one, results, given, float("inf")) == [] and len(device.asked) == 2
+    later = rows.Results("nvidia-h200", "fake", {}, (), "def")
+    given.shard = (1, 2)
+    assert run.measured(one, later, given, float("inf")) == [] and len(device.asked) == 3
+    assert [row["kt"] for row in later.rows.values()] == ["abc", "def"]
+    given.shard, given.remeasure = (0, 1), False
     results.rows.clear()
     assert run.measured(one, results, given, 0.0) == [f"{text}: no time left" for text in texts]
 
@@ -239,6 +247,12 @@ def test_the_grid_learns_from_its_own_logs_and_goes_on(
     assert not headers[0].warm
     assert {start.workload for start in headers[1].warm[texts[1]]} == {texts[0]}
     assert {start.workload for start in headers[2].warm[texts[2]]} == set(texts[:2])
+    assert grid.measured(bench, again, shapes, end, None, remeasure=True) == []
+    later = rows.Results("nvidia-h200", grid.GRID, {}, (), "def")
+    more = [*shapes, parse("gemm 512x256x256 dtype=fp16")]  # the last has no row
+    for asked in (3, 0):
+        assert grid.measured(bench, later, more, end, None, remeasure=True) == []
+        assert len(capsys.readouterr().out.splitlines()) == asked
     again.rows.clear()
     assert grid.measured(bench, again, shapes, 0.0, None) == [f"{t}: no time left" for t in texts]
 

@@ -214,6 +214,7 @@ KT_DEVICE void kt_store_rows(kt_sums &sums, const kt_group_tile &to, u32 memory)
 
 // A warpgroup holds the sums of its rows.
 struct kt_group_team {
+    static constexpr bool KEEPS = true;
     u32 barrier;
 
     KT_DEVICE void sync() const { kt_warpgroup_sync(barrier); }

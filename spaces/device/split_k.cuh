@@ -78,6 +78,7 @@ KT_DEVICE void kt_add_global_16(kt_acc *to, const kt_acc *x) {
 
 // The threads that hold a tile's sums together: all of a CTA.
 struct kt_cta_team {
+    static constexpr bool KEEPS = false; // its accumulators while it waits: they take registers from what comes between
     KT_DEVICE void sync() const { __syncthreads(); }
     KT_DEVICE bool any(bool mine) const { return __syncthreads_or(mine); }
 };
@@ -105,7 +106,7 @@ KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u64 tile, u32
     if (!team.any(owner == 0 && kt_arrive(counter) == KT_SPLIT_K - 1)) return false;
     if (owner == 0) *counter = 0;
     if (owner < OWNERS) {
-        constexpr bool KEPT = !ATOMIC && KT_SPLIT_K == 2; // the sum of two is the same in either order
+        constexpr bool KEPT = Team::KEEPS && !ATOMIC && KT_SPLIT_K == 2; // the sum of two is the same in either order
         if (!KEPT)
 #pragma unroll
             for (int i = 0; i < COUNT; i++) acc[i] = 0;

@@ -24,7 +24,7 @@ _SHARED_BYTES = 120  # a cycle
 _L2_BYTES, _LINE = 45, 128  # a cycle and SM; of a line
 _DRAM_SHARE, _DRAM_BYTES = 0.76, 28  # of the datasheet's bandwidth; a cycle, to one SM
 _MATH = 1.32  # cycles of an instruction under load, when clocks are down, over those at full clock
-_PART_OF_SLAB = 1.03, 1.06  # cycles where columns fill half of the last slab of B, or another part
+_PART_OF_SLAB = 1.03, 1.06  # times as many cycles where 64 columns at a time leave 32, or other
 _K_TILE, _CLUSTERED_K_TILE = 10, 5  # of barriers for each tile of k, less what sharing saves
 _STAGE_LATENCY = 2260  # from a free stage to a full one
 _HIDDEN = 0.2  # of what goes on behind something longer
@@ -72,16 +72,15 @@ def _k_tile(v: Mapping[str, Any], p: HopperPlan, resident: Any) -> Any:
     depth = p.bk * p.a.bytes // 32  # an instruction reads 32 bytes of each row
     blocks = p.bm / 64
     math = blocks * p.bn / 2 * depth * _MATH
-    if not p.b.along_k:  # columns that end within a slab of B
+    if not p.b.along_k:
         math = math * np.where(p.bn % 64 == 0, 1, np.where(p.bn % 32 == 0, *_PART_OF_SLAB))
     if promotes(p.w):
         math = math + p.bm * p.bn / _ADDED * p.bk / v["promote"] / (p.readers * resident)
     read = blocks * (64 + p.bn) * 32 * depth  # 64 rows of A and all of B, by each instruction
     shared = (read + p.loaded_bytes) / _SHARED_BYTES
+    # Lines of L2 that a part of a row touches.
     lines_a, lines_b = (
-        np.where(
-            (copied > 0) | (x.pitch_bytes % _LINE == 0), 1, 2
-        )  # of L2 that a row's part touches
+        np.where((copied > 0) | (x.pitch_bytes % _LINE == 0), 1, 2)
         for x, copied in zip((p.a, p.b), p.repacked, strict=True)
     )
     rows = lines_a * p.bm / v["cluster_n"] + lines_b * p.loaded_n / v["cluster_m"]
@@ -97,9 +96,7 @@ def _store(w: Gemm, v: Mapping[str, Any], p: HopperPlan) -> Any:
     aligned = output_group(w) * output_bytes(w) == VECTOR
     rows = _STORED_BYTES["whole rows" if aligned else "rows"]
     rate = np.where(p.by_rows, rows, _STORED_BYTES["direct"])
-    rate = np.where(
-        p.by_boxes, np.minimum(p.box_row / _BOX_ROW, _BOX_BYTES), rate
-    )  # narrow boxes are slow
+    rate = np.where(p.by_boxes, np.minimum(p.box_row / _BOX_ROW, _BOX_BYTES), rate)
     joined = _JOIN + p.bm * p.bn * acc_bytes(w) / _JOINED_BYTES
     store = p.bm * p.bn * output_bytes(w) / rate / v["cluster_k"]
     store = store + np.where(p.by_boxes, p.boxes * _BOX, 0)

@@ -46,8 +46,9 @@ _SAMPLE_US = 200.0
 _LONG_SAMPLE_US = 2000.0
 """One sample of at least this long says whether a candidate is cut."""
 _MOST_LAUNCHES = 1024
-_PACE_US, _FEW_LAUNCHES = 1500.0, 8
-"""The first graph that shows how long a launch takes has as many as the host starts in so long."""
+_PACE_US, _MOST_HOST_US = 1500.0, 1000.0
+"""The first graph that shows how long a launch takes has as many as the host starts in so long; a
+host that takes longer for one stalled."""
 _HEATING_US, _HEAT_SECONDS = 8.0, 0.02
 """Launches of at least this long are timed after so much of them, in the regime `sustained`."""
 REST_SECONDS = 0.01
@@ -322,9 +323,10 @@ class CudaRunner:
 
     def _launches(self, us: float, host_us: float, held: Held) -> int:
         """Launches in one sample: whole rotations, long enough that starting a graph is hidden."""
-        sample_us = max(_SAMPLE_US, 2 * host_us if host_us > 2 * us else 0.0)
-        rotations = max(1, round(sample_us / (us * held.sets.count)))
-        return min(rotations * held.sets.count, _MOST_LAUNCHES)
+        hidden_us = 2 * min(host_us, _MOST_HOST_US) if host_us > 2 * us else 0.0
+        sets = held.sets.count
+        rotations = round(max(_SAMPLE_US, hidden_us) / (us * sets))
+        return max(1, min(rotations, _MOST_LAUNCHES // sets)) * sets
 
     def _graph(self, loaded: Loaded, held: Held, count: int) -> Graph:
         def record() -> None:
@@ -339,7 +341,7 @@ class CudaRunner:
         A busy host takes tens of microseconds for a launch, and as long to start a graph: only one
         that runs for longer shows a kernel's own time.
         """
-        count = max(_FEW_LAUNCHES if us < _PACE_US else 1, round(_PACE_US / us))
+        count = min(max(1, round(_PACE_US / us)), _MOST_LAUNCHES)
         while True:
             graph = make(count)
             try:
