@@ -125,7 +125,7 @@ def test_results_and_logs_travel_in_one_archive(
         tar.extractall(tmp_path / "copy", filter="data")
     copy = json.loads((tmp_path / "copy/results/nvidia-h200/gemm-tiny.json").read_text())
     assert copy["kt"] == "abc" and set(copy["libraries"]) == {"python", "numpy"}
-    assert copy["rows"] == [{"class": "gemm-tiny", **row}]
+    assert copy["rows"] == [{"class": "gemm-tiny", "kt": "abc", **row}]
     assert (tmp_path / "copy/logs/gemm-tiny-gemm-8x8x8-dtype-bf16.jsonl.gz").exists()
     again = rows.Results("nvidia-h200", "gemm-tiny", {}, (), "abc")
     assert list(again.rows) == ["gemm 8x8x8 dtype=bf16"]
