@@ -24,7 +24,7 @@ from pathlib import Path
 from classes import CLASSES, GRID, GRID_TRIALS
 from measure import Bench, Earlier, NoResult
 from rows import Results, packed
-from run import LIBRARIES, fingerprint, line, prepared, shard
+from run import LIBRARIES, fingerprint, line, prepare, shard
 
 from kt.spaces.errors import KtError
 from kt.spaces.target import usable_cores
@@ -102,7 +102,7 @@ def measured(
             continue
         one = replace(bench, seconds=tuning_seconds(workload, bench.seconds))
         try:
-            prepared(one.measurer, workload)
+            prepare(one.measurer, workload)
             log = one.tuned_log(workload, earlier=earlier.of_others(workload))
             results.add(one.row(workload, log))
         except (NoResult, KtError) as why:

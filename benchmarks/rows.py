@@ -124,7 +124,7 @@ class Results:
     ) -> None:
         self.path = HERE / "results" / device / f"{name}.json"
         self.name, self._fingerprint = name, fingerprint
-        self._libraries, self.kt = libraries, kt or commit()
+        self._libraries, self._kt = libraries, kt or commit()
         self.rows = self._read()
 
     def _read(self) -> dict[str, dict[str, Any]]:
@@ -134,19 +134,19 @@ class Results:
 
     def is_of_this_tree(self, workload: str) -> bool:
         """Whether the workload has a row that this commit made."""
-        return self.rows.get(workload, {}).get("kt") == self.kt
+        return self.rows.get(workload, {}).get("kt") == self._kt
 
     def add(self, row: dict[str, Any]) -> None:
         """Replaces the workload's row; rows that other processes wrote meanwhile stay."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with alone(self.path.parent):
-            made = {"class": self.name, "kt": self.kt, **row}
+            made = {"class": self.name, "kt": self._kt, **row}
             self.rows = self._read() | {row["workload"]: made}
             self._write()
 
     def _write(self) -> None:
         about = {
-            "kt": self.kt, "device": self._fingerprint, "libraries": versions(self._libraries),
+            "kt": self._kt, "device": self._fingerprint, "libraries": versions(self._libraries),
         }  # fmt: skip
         command = " ".join(["python", *sys.argv])
         write_document(self.path, command, about, list(self.rows.values()))

@@ -86,7 +86,7 @@ def arguments() -> argparse.Namespace:
         type=shard,
         default=(0, 1),
         help="which of how many parts of each class: 0/4 to 3/4 on four GPUs",
-    )  # fmt: skip
+    )
     parser.add_argument("--trials", type=int, help="at most 128 on the CPU, 256 on a GPU")
     parser.add_argument("--seconds-per-shape", type=float, help="for tuning")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
@@ -120,7 +120,7 @@ def fingerprint(bench: Bench) -> dict[str, Any]:
     return found | bench.measurer.environment() | (gpu_state() if target.kind == "cuda" else {})
 
 
-def prepared(measurer: LocalMeasurer, workload: Workload) -> None:
+def prepare(measurer: LocalMeasurer, workload: Workload) -> None:
     """Makes processes, inputs and the vendor's library ready: a run's budget is for tuning."""
     measurer.prepare([workload])
     measurer.vendor_us(workload)
@@ -143,7 +143,7 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
             continue
         workload = parse(text)
         try:
-            prepared(bench.measurer, workload)
+            prepare(bench.measurer, workload)
             earlier = taught.of_others(workload) if given.taught else ()
             log = bench.tuned_log(workload, given.retune, earlier)
             row = bench.row(workload, log, given.rested)

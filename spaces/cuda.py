@@ -100,6 +100,14 @@ def is_legal(rules: Sequence[Rule], values: Mapping[str, Any]) -> bool:
     return all(bool(r.ok(columns)[0]) for r in rules)
 
 
+def legal(rules: Sequence[Rule], columns: Mapping[str, Any], count: int) -> NDArray[np.bool_]:
+    """Which of `count` θ break no rule; a column may be one value of all."""
+    ok = np.ones(count, dtype=bool)
+    for r in rules:
+        ok &= r.ok(columns)
+    return ok
+
+
 # -- residency ------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ The kernel's own host launcher (`kt_launch`) is what runs, so that is tested too
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import re
 import shutil
 import subprocess
@@ -23,6 +24,12 @@ Array = NDArray[np.generic]
 
 def available() -> bool:
     return shutil.which("g++") is not None
+
+
+def planted(kernel: Kernel, correct: str, wrong: str) -> Kernel:
+    """The kernel with a bug in the place of a correct text, which it must have."""
+    assert correct in kernel.source
+    return dataclasses.replace(kernel, source=kernel.source.replace(correct, wrong))
 
 
 def _headers() -> tuple[str, str]:

@@ -128,12 +128,14 @@ class Guided:
 
     def _promising(self, state: State) -> Points:
         """What heuristics rank high of families whose best keeps up, or that have no result."""
+        likely = state.starts.likely[~np.isin(state.starts.likely, state.proposed)].tolist()
+        if not likely:
+            return np.empty(0, dtype=np.int64)
         bests: dict[str, float] = {}
         for point, score in zip(state.measured.tolist(), state.throughput.tolist(), strict=True):
             name = state.space.family_of(point)
             bests[name] = max(score, bests.get(name, 0.0))
         least = self._preset.keeping_up
-        likely = state.starts.likely.tolist()
         kept = [p for p in likely if bests.get(state.space.family_of(p), 1.0) >= least]
         return np.array(kept, dtype=np.int64)
 

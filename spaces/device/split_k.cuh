@@ -1,7 +1,7 @@
 // Split-K: KT_SPLIT_K CTAs share one tile of C, each a range of k, and their sums meet in the workspace.
 //
 //   KT_SPLIT_ATOMIC  every CTA adds to one zeroed tile of sums; the last to arrive finishes C and zeroes them again
-//   KT_SPLIT_LAST    every CTA leaves its sums; the last to arrive adds them in order (bitwise repeatable)
+//   KT_SPLIT_LAST    every CTA leaves its sums; the last to arrive adds them in order, of two in either (bitwise repeatable)
 //   KT_SPLIT_KERNEL  every CTA leaves its sums in the order of C; the kernel kt_reduce adds them in order
 //
 // The counters and the atomic sums must be zero before the first launch; every launch leaves them zero.

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from kt.spaces.cuda import legal
 from kt.spaces.family import Rule
 from kt.spaces.theta import Value
 
@@ -123,10 +124,8 @@ def with_stages(
     rows = list(product((1, 0), stages, store_buffers))
     in_flight, counts, buffers = map(np.array, zip(*rows, strict=True))
     found = {**values, "in_flight": in_flight, "stages": counts, "buffers": buffers}
-    legal = np.ones(len(rows), dtype=bool)
-    for rule in rules:
-        legal &= rule.ok(found)
-    if not legal.any():
+    ok = legal(rules, found, len(rows))
+    if not ok.any():
         return None
-    best = rows[int(legal.argmax())]
+    best = rows[int(ok.argmax())]
     return {**values, **dict(zip(("in_flight", "stages", "buffers"), best, strict=True))}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kt.spaces.cuda import legal
 from kt.spaces.extents import round_up
 from kt.spaces.family import Rule
 from kt.spaces.theta import Value
@@ -57,22 +58,22 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     copies = knobs.get("copy_a", ("",))
     turns = [(x, y) for x in knobs["persistent"] for y in knobs["pingpong"] if x or not y]
     blocks = [x for x in knobs["blocks"] if x <= 2]
-    rows = list(product(sizes, (False, True), shared, turns, copies, blocks))
+    # Pairs of CTAs along m took as long as those along n, or less, in nearly all logged pairs of θ.
+    axis = next((name for name in ("cluster_m", "cluster_n") if 2 in knobs[name]), None)
+    rows = list(product(sizes, (1, 2) if axis else (1,), shared, turns, copies, blocks))
     bn = np.array([row[0][1] for row in rows])
     bm = np.array([row[0][0] for row in rows])
-    # Of two CTAs; along m took as long or less in nearly all logged pairs of θ.
-    along_m = 2 in knobs["cluster_m"]
-    one, pair = np.ones(len(rows), dtype=int), np.where([row[1] for row in rows], 2, 1)
     pingpong = np.array([row[3][1] for row in rows], dtype=bool)
     columns: _Columns = {
         "bm": bm, "bn": bn,
         "consumers": np.where(pingpong, 2, np.array([_CONSUMERS[x] for x in bm.tolist()])),
-        "cluster_m": pair if along_m else one, "cluster_n": one if along_m else pair,
         "split_k": np.array([row[2][0] for row in rows]),
         "cluster_k": np.array([row[2][1] for row in rows]),
         "persistent": np.array([row[3][0] for row in rows], dtype=bool),
         "pingpong": pingpong, "blocks": np.array([row[5] for row in rows]),
     }  # fmt: skip
+    if axis:
+        columns[axis] = np.array([row[1] for row in rows])
     fixed = common_values(knobs)
     columns |= {n: np.full(len(rows), v) for n, v in fixed.items() if n not in columns}
     if "copy_a" in knobs:
@@ -93,8 +94,6 @@ def _grid(plan: PlanOf, knobs: Mapping[str, Sequence[Any]]) -> _Columns:
     parts = columns["cluster_k"]
     resident = p.tiles * parts <= surely_at_once(p.target, p.blocks_sm, parts)
     kept = (parts == 1) | resident
-    for name in ("cluster_m", "cluster_n"):
-        kept &= np.isin(columns[name], knobs[name])
     return {name: column[kept] for name, column in columns.items()}
 
 
@@ -105,9 +104,7 @@ def _ranked(plan: PlanOf, columns: _Columns, rules: Sequence[Rule]) -> NDArray[n
         left = np.flatnonzero(np.isinf(time))
         some = {name: column[left] for name, column in columns.items()}
         some |= {"in_flight": np.full(len(left), in_flight), "stages": np.full(len(left), stages)}
-        ok = np.ones(len(left), dtype=bool)
-        for rule in rules:
-            ok &= rule.ok(some)
+        ok = legal(rules, some, len(left))
         p = plan(some)
         found = np.broadcast_to(estimated_cycles(p.w, p.target, some, p), len(left))
         time[left[ok]] = found[ok]

@@ -190,14 +190,13 @@ class CudaRunner:
                 warm_us = self._warm(loaded[-1], held)
                 with self._judging("run"):
                     make = partial(self._graph, loaded[-1], held)
-                    count = self._launches(self._paced(make, warm_us), warm_us, held)
-                    graphs.append(make(count))
+                    graph, count = self._sampled(make, warm_us, held)
+                graphs.append(graph)
                 launches.append(count)
             rivals, absent = self._opponents(held, vendor, opponents)
             for rival in rivals.values():
-                warm_us = rival.warm_us()
-                count = self._launches(self._paced(rival.graph, warm_us), warm_us, held)
-                graphs.append(rival.graph(count))
+                graph, count = self._sampled(rival.graph, rival.warm_us(), held)
+                graphs.append(graph)
                 launches.append(count)
             rows = self._rounds(graphs, launches, seconds, rested)
             first = len(programs) + ("" in rivals)
@@ -219,9 +218,7 @@ class CudaRunner:
         library = vendor_library(held.workload, held.sets.arguments)
         if library is None:
             return None
-        warm_us = library.warm_us()
-        count = self._launches(self._paced(library.graph, warm_us), warm_us, held)
-        graph = library.graph(count)
+        graph, count = self._sampled(library.graph, library.warm_us(), held)
         try:
             return statistics.median(self._group(graph, count, seconds))
         finally:
@@ -351,6 +348,13 @@ class CudaRunner:
             if found > us / 2 or found * count > 2 * us or count >= _MOST_LAUNCHES:
                 return found
             count = min(4 * count, _MOST_LAUNCHES)
+
+    def _sampled(
+        self, make: Callable[[int], Replayable], warm_us: float, held: Held
+    ) -> tuple[Replayable, int]:
+        """The graph of one sample, and its launches."""
+        count = self._launches(self._paced(make, warm_us), warm_us, held)
+        return make(count), count
 
     def _time(
         self, loaded: Loaded, held: Held, seconds: float, incumbent_us: float | None
