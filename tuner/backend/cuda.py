@@ -6,8 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -31,11 +32,13 @@ from .driver import (
     Replayable,
     call,
     capture,
+    driver,
     sticky,
 )
 from .load import Refused
 from .serve import report
 from .timing import CONFIRM_RATIO, CUT_RATIO, SPREAD, relative_half_width
+from .turn import Turn
 from .vendor_torch import Unavailable
 
 _MEMORY_SHARE = 0.8
@@ -54,6 +57,8 @@ _HEATING_US, _HEAT_SECONDS = 8.0, 0.02
 REST_SECONDS = 0.01
 """The pause before a sample in the clock regime `rested`; without it, `sustained`."""
 _FEWEST_CHECKS, _MOST_CHECKS = 4, 64
+
+Job = TypeVar("Job", bound=Callable[..., Any])
 
 
 class Sets:
@@ -98,17 +103,33 @@ class Held:
         return self.dataset.workload
 
 
+def _in_turn(job: Job) -> Job:
+    """A job that has the device alone, among processes of kt; it leaves nothing running on it."""
+
+    @wraps(job)
+    def waits(runner: CudaRunner, *args: object) -> object:
+        with runner.turn:
+            try:
+                return job(runner, *args)
+            finally:
+                driver().cuCtxSynchronize()  # whatever it says: errors are the job's to report
+
+    return cast(Job, waits)
+
+
 class CudaRunner:
     """Owns GPU `index`. `oracle` is the cubin of oracle.cu for its architecture."""
 
     def __init__(self, target: Target, index: int, oracle: str) -> None:
         self._target = target
         self._device = Device(index)
+        self.turn = Turn(self._device.uuid)
         self._oracle = Oracle(self._device, Path(oracle))
         self._held: Held | None = None
 
     # -- jobs -------------------------------------------------------------------------------
 
+    @_in_turn
     def run(
         self, program: Program, text: str, seed: int, seconds: float, incumbent_us: float | None
     ) -> Ran:
@@ -133,6 +154,7 @@ class CudaRunner:
         checked = checked or end
         return Ran(outcome, checked - begin, end - checked)
 
+    @_in_turn
     def verify(self, program: Program, text: str, seed: int, seconds: float) -> Verified:
         """Checks a kernel again and again for about `seconds`; a moving error is a race."""
         held = self._hold(text, seed)
@@ -161,6 +183,7 @@ class CudaRunner:
             )
         return Verified(launches, worst, wrong[0] if wrong else "")
 
+    @_in_turn
     def compare(
         self,
         programs: Sequence[Program],
@@ -212,6 +235,7 @@ class CudaRunner:
             for kernel in loaded:
                 kernel.unload()
 
+    @_in_turn
     def vendor(self, text: str, seed: int, seconds: float) -> float | None:
         """The vendor library's median time in µs, None where it is not installed."""
         held = self._hold(text, seed)
@@ -224,6 +248,7 @@ class CudaRunner:
         finally:
             graph.destroy()
 
+    @_in_turn
     def bound(self, dtype: str) -> Bound:
         """Datasheet peak and measured copy bandwidth (read plus written) of a large buffer."""
         size = 2**30
@@ -237,6 +262,7 @@ class CudaRunner:
         events.destroy()
         return Bound(self._target.peak[dtype], 2 * size / best * 1e6)
 
+    @_in_turn
     def evidence(self) -> dict[str, float]:
         """Read rates (GB/s) of an eighth of the L2: hot, and in rotation over twice the L2."""
         size = self._target.l2_bytes // 8 // 2**20 * 2**20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from .cuda_data import SOURCE, needed_bytes
 from .cuda_program import Program
 from .driver import CudaError
 from .host import Own, RunnerHost
-from .worker import Ended, Worker
+from .turn import TAKEN, WAITING
+from .worker import Ended, TimedOut, Worker
 
 _RUNNER_CALLS = 2000
 _VERIFY_SECONDS = 0.1
@@ -39,7 +40,7 @@ class CudaHost(RunnerHost):
     def __init__(
         self, target: Target, settings: Settings, directory: Path, own: Own, index: int = 0
     ) -> None:
-        self._target, self._settings = target, settings
+        self._target, self._settings, self._index = target, settings, index
         oracle = str(own(SOURCE.read_text()))
         log = directory / f"runner{index}.log"
         super().__init__(Worker(CudaRunner, (target, index, oracle), log, _RUNNER_CALLS))
@@ -138,16 +139,26 @@ class CudaHost(RunnerHost):
             self._worker.stop()
         return compared
 
-    def _call(self, method: str, *args: object, **limits: Any) -> Ended:
+    def _call(
+        self, method: str, *args: object, limits: Mapping[str, float] | None = None, **rest: Any
+    ) -> Ended:
         """A call of the runner. Its process is replaced after a driver's error of no kernel.
 
-        Such an error, for example that the device is gone, is raised.
+        Such an error, for example that the device is gone, is raised; so is a TargetError when
+        another process has had the device for too long.
         """
+        limits = {TAKEN: self.PREPARE_SECONDS} | dict(limits or {})
         try:
-            return super()._call(method, *args, **limits)
+            ended = super()._call(method, *args, limits=limits, **rest)
         except CudaError:
             self._worker.stop()
             raise
+        if isinstance(ended, TimedOut) and ended.stage == WAITING:
+            raise TargetError(
+                f"another run of kt has measured on GPU {self._index} for {ended.seconds:g} s: "
+                "wait for it, or choose another with --gpus"
+            )
+        return ended
 
 
 def _program(binary: Binary) -> Program:

@@ -97,6 +97,7 @@ class Device:
         call("cuCtxSetCurrent", self.context)
         self.stream = call("cuStreamCreate", 0)  # ordered with the null stream
         self.name = bytes(call("cuDeviceGetName", 96, self.handle)).split(b"\0")[0].decode()
+        self.uuid = bytes(call("cuDeviceGetUuid", self.handle).bytes).hex()
 
     def attribute(self, name: str) -> int:
         """A device attribute by its name without the CU_DEVICE_ATTRIBUTE_ prefix."""

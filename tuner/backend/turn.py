@@ -1,0 +1,67 @@
+"""One job at a time on a GPU: processes that measure on it wait for each other.
+
+Kernels of two runs would share the device, and neither's times would mean anything. The turn is a
+lock on a file that all users of a machine can open; it ends with its process, killed or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+from .serve import report
+
+WAITING, TAKEN = "wait for the device", "device"
+"""Stages of a job: before its turn, when another process has the device, and from then on."""
+FOLDER = Path("/tmp")  # not the user's TMPDIR: processes of all users meet here
+
+
+class Turn:
+    """A context manager that holds the device `name` alone; not to be nested.
+
+    Where no lock can be had, for example in a read-only folder, nobody waits.
+    """
+
+    def __init__(self, name: str, folder: Path = FOLDER) -> None:
+        self._fd = _opened(folder / f"kt-device-{name}.lock")
+
+    def __enter__(self) -> None:
+        if self._fd < 0:
+            return
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(WAITING)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            report(TAKEN)
+        except OSError:  # a file system without locks
+            os.close(self._fd)
+            self._fd = -1
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+def _opened(path: Path) -> int:
+    """The lock's file, made where it is missing; -1 where that is not allowed.
+
+    An existing one is not opened with O_CREAT, which Linux refuses in /tmp for another user's.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):
+        return os.open(path, flags)
+    try:
+        made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o444)
+    except FileExistsError:  # made by another process meanwhile
+        with contextlib.suppress(OSError):
+            return os.open(path, flags)
+    except OSError:
+        pass
+    else:
+        with contextlib.suppress(OSError):
+            os.fchmod(made, 0o444)  # whatever the umask took away
+        return made
+    return -1
