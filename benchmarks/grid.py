@@ -5,8 +5,9 @@
 A shape begins with warm starts and a model from the nearest GEMMs of benchmarks/logs, those of the
 grid measured so far included, whichever shard wrote them. Shapes go from small to large. One whose
 row exists (with `--remeasure`: one without, or with a row of this commit) is skipped and none is
-begun that `--minutes` may not suffice for: the same command, repeated, goes on. A shard is for one
-GPU, and shards of one machine share the result file:
+begun that `--minutes` may not suffice for: the same command, repeated, goes on. Shards of one
+machine share the result file; two on one GPU take turns on it, and one searches while the other
+measures:
 
     for i in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$i python benchmarks/grid.py --shard $i/4 & done; wait
 """
@@ -33,7 +34,7 @@ from kt.tuner.api import effective_settings
 from kt.tuner.devices import tuning_target
 from kt.tuner.pool import LocalMeasurer
 
-TUNING_SECONDS, COMPARING_SECONDS = 10.0, 6.0
+TUNING_SECONDS, COMPARING_SECONDS = 14.0, 6.0
 """What a shape may take, the float64 references apart."""
 REFERENCE_FLOPS = 4e12
 """Float64 references are computed at this speed at least, flop/s (on an H200)."""

@@ -239,6 +239,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     run: str
     workload: str
     entries: tuple[FinalEntry, ...]
+    qualifying: tuple[FinalEntry, ...] = ()  # the round that chose among more, where there was one
     best: int
     default: int
     noise: Annotated[float, Meta(ge=0)]  # relative half-width inside which times are ties

@@ -131,6 +131,9 @@ class SleepyMeasurer(pool.LocalMeasurer):
     def environment(self) -> dict[str, str | int | float | bool]:
         return {"device": "sleepy"}
 
+    def qualify(self, workload: Workload, *_: Any) -> list[Any]:
+        return []
+
     def finals(self, workload: Workload, *_: Any) -> list[Any]:
         return []
 

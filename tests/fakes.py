@@ -144,6 +144,9 @@ class AnalyticMeasurer:
         outcome = self.outcome(candidate.kernel.theta)
         return Measured(candidate.trial, outcome, facts, Seconds(0.01, 0.01, 0.02))
 
+    def qualify(self, *_: object) -> list[FinalEntry]:
+        return []
+
     def finals(
         self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
     ) -> list[FinalEntry]:

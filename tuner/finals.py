@@ -1,4 +1,8 @@
-"""Finalists: the best few, re-verified and re-measured interleaved with the default."""
+"""Finalists: the best few, re-verified and re-measured interleaved with the default.
+
+On a GPU a trial is timed after a pause; under load clocks fall by up to a sixth, and not every
+kernel slows down alike. More than the finalists are therefore timed under load first.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,10 @@ from .session import Session, now
 
 LEAST_NOISE, MOST_NOISE = 0.005, 0.1
 """Bounds of the relative difference within which two times are a tie."""
-CLOSE = 1.05
+CLOSE = 1.08
 """Trials that take up to so many times as long as the best may yet win."""
+QUALIFIERS = 3
+"""Trials in the qualifying round for each finalist."""
 BUSY = 1.5
 """A final this many times slower than its trials is held once more."""
 LEAST_SECONDS = 0.5
@@ -31,20 +37,30 @@ def hold_finals(
 
     None when nothing was measured, or when the deadline leaves no time for a comparison.
     """
-    finalists = _finalists(session, which)
-    if not finalists or (deadline is not None and deadline - time.monotonic() < LEAST_SECONDS):
+    most, workload = session.settings.finalists, session.workloads[which]
+    contenders = _contenders(session, which, QUALIFIERS * most)
+    if not contenders or (deadline is not None and deadline - time.monotonic() < LEAST_SECONDS):
         return None
     space = session.spaces[which]
-    candidates = [Candidate(trial, space.kernel(point)) for trial, point in finalists]
-    timed = measurer.finals(session.workloads[which], candidates, deadline)
+
+    def kernels(points: dict[int, int]) -> list[Candidate]:
+        return [Candidate(trial, space.kernel(point)) for trial, point in points.items()]
+
+    qualifying: list[FinalEntry] = []
+    if len(contenders) > most:
+        qualifying = measurer.qualify(workload, kernels(contenders), deadline)
+    chosen = (_qualified(qualifying) or list(contenders))[:most]
+    finalists = {trial: contenders[trial] for trial in chosen} | _default(session, which)
+    candidates = kernels(finalists)
+    timed = measurer.finals(workload, candidates, deadline)
     if deadline is None and _disturbed(session, which, timed):
-        timed = measurer.finals(session.workloads[which], candidates)
+        timed = measurer.finals(workload, candidates)
     entries = [entry for entry in timed if entry.trial != VENDOR]
     vendor_us = next((entry.us for entry in timed if entry.trial == VENDOR), ())
     fastest = _fastest(entries)
     record = FinalRecord(
         run=session.header.run, workload=session.header.workloads[which], entries=tuple(entries),
-        best=_winner(session, which, dict(finalists), entries),
+        best=_winner(session, which, finalists, entries), qualifying=tuple(qualifying),
         default=session.default_trial(which), vendor_us=vendor_us, time=now(),
         noise=round(_tie(fastest, fastest), 5) if fastest else 0.0,
     )  # fmt: skip
@@ -52,8 +68,8 @@ def hold_finals(
     return record
 
 
-def _finalists(session: Session, which: int) -> list[tuple[int, int]]:
-    """(trial, point) of the best trials with distinct binaries, and of the default.
+def _contenders(session: Session, which: int, count: int) -> dict[int, int]:
+    """Points of up to `count` of the best trials with distinct binaries, by trial, fastest first.
 
     Every other place is for the best of another kind that is close to the best of all: alone in a
     trial and in turn with others, as clocks fall, not all kinds slow down alike.
@@ -61,16 +77,27 @@ def _finalists(session: Session, which: int) -> list[tuple[int, int]]:
     space = session.spaces[which]
     left = session.timed(which)
     close = CLOSE * left[0][0] if left else 0.0
-    chosen: list[tuple[int, int]] = []
+    chosen: dict[int, int] = {}
     kinds: set[object] = set()
-    while left and len(chosen) < session.settings.finalists:
+    while left and len(chosen) < count:
         unlike = (x for x in left if x[0] <= close and _kind(space, x[2]) not in kinds)
         item = next(unlike, left[0]) if len(chosen) % 2 else left[0]
         left.remove(item)
-        chosen.append(item[1:])
+        chosen[item[1]] = item[2]
         kinds.add(_kind(space, item[2]))
+    return chosen
+
+
+def _default(session: Session, which: int) -> dict[int, int]:
+    """The default's point by its trial, where that has a time."""
     default = session.default_trial(which)
-    return chosen + [item[1:] for item in left if item[1] == default]
+    return {trial: point for _, trial, point in session.timed(which) if trial == default}
+
+
+def _qualified(entries: Sequence[FinalEntry]) -> list[int]:
+    """Trials of a qualifying round, fastest first."""
+    sound = [entry for entry in entries if not entry.failure]
+    return [entry.trial for entry in sorted(sound, key=lambda entry: entry.median_us)]
 
 
 def _kind(space: Space, point: int) -> object:

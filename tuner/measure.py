@@ -83,6 +83,14 @@ class Measurer(Protocol):
     def busy_seconds(self) -> float:
         """Wall time so far in which a device had a candidate to run; the mean over devices."""
 
+    def qualify(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
+        """Times candidates interleaved, in less time than a final and not verified again.
+
+        Empty where a trial's time alone ranks as well, and when `deadline` is near.
+        """
+
     def finals(
         self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
     ) -> list[FinalEntry]:

@@ -36,7 +36,9 @@ from .measure import VENDOR, Candidate, FrozenBatch, Measured
 _NATIVE_SECONDS = 60.0
 _LANGUAGE = {"cpu": "c", "cuda": "cuda"}
 _VERIFY_SEEDS = 2
-_FINAL_SECONDS = 2.0
+_COMPARE_SECONDS = 2.0
+_FINAL_SECONDS = {"cpu": 2.0, "cuda": 1.2}
+_QUALIFYING_SECONDS = 0.8
 # While the search thinks, a device's thread would wait 5 ms for the interpreter before each run.
 _SERIALISED = re.compile(r"\bC75(0[7-9]|1[0-7])\b")
 """Advisories of ptxas: every wgmma waits for the one before it."""
@@ -286,6 +288,17 @@ class LocalMeasurer:
 
     # -- finalists and emitted kernels ------------------------------------------------------
 
+    def qualify(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
+        """Times kernels interleaved, on a GPU: its clocks fall under load, which trials are not."""
+        left, needed = _left(deadline), 1.5 * (_QUALIFYING_SECONDS + self._final_seconds)
+        if self._target.kind != "cuda" or (left is not None and left < needed):
+            return []
+        binaries, failures = self._built_all(candidates)
+        times = self._timed(workload, binaries, failures, _QUALIFYING_SECONDS, False)
+        return _entries(candidates, times, failures) if times else []
+
     def finals(
         self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
     ) -> list[FinalEntry]:
@@ -293,35 +306,57 @@ class LocalMeasurer:
 
         With little time until `deadline` there is one other seed, and a shorter comparison.
         """
-        builds = [(candidate, self._submit(candidate)) for candidate in candidates]
+        binaries, failures = self._built_all(candidates)
+        left, seconds = _left(deadline), self._final_seconds
+        hurried = left is not None and left < 2 * seconds
+        seeds = [self._seed + 1 + i for i in range(1 if hurried else _VERIFY_SEEDS)]
+        verified = self._verify(binaries, workload, seeds)
+        failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
+        left = _left(deadline)
+        seconds = seconds if left is None else min(seconds, left)
+        times = self._timed(workload, binaries, failures, seconds, True)
+        entries = _entries(candidates, times, failures)
+        if VENDOR in times:
+            entries.append(FinalEntry(VENDOR, times[VENDOR], statistics.median(times[VENDOR])))
+        return entries
+
+    @property
+    def _final_seconds(self) -> float:
+        return _FINAL_SECONDS[self._target.kind]
+
+    def _built_all(
+        self, candidates: Sequence[Candidate]
+    ) -> tuple[dict[int, Binary], dict[int, str]]:
+        """Binaries and failures by trial."""
         binaries, failures = dict[int, Binary](), dict[int, str]()
-        for candidate, build in builds:
+        for candidate, build in [(candidate, self._submit(candidate)) for candidate in candidates]:
             match build.result():
                 case Failure() as failure:
                     failures[candidate.trial] = f"{failure.failure}: {failure.message}"
                 case binary:
                     binaries[candidate.trial] = binary.started_by(candidate.kernel)
-        left = _left(deadline)
-        hurried = left is not None and left < 2 * _FINAL_SECONDS
-        seeds = [self._seed + 1 + i for i in range(1 if hurried else _VERIFY_SEEDS)]
-        verified = self._verify(binaries, workload, seeds)
-        failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
-        times: dict[int, tuple[float, ...]] = {}
-        while not times and (sound := [trial for trial in binaries if trial not in failures]):
-            left = _left(deadline)
-            seconds = _FINAL_SECONDS if left is None else min(_FINAL_SECONDS, left)
+        return binaries, failures
+
+    def _timed(
+        self,
+        workload: Workload,
+        binaries: Mapping[int, Binary],
+        failures: dict[int, str],
+        seconds: float,
+        vendor: bool,
+    ) -> dict[int, tuple[float, ...]]:
+        """Samples by trial, and VENDOR, of the binaries that are not among `failures`.
+
+        One that fails meanwhile joins those, and the others are timed again.
+        """
+        while sound := [trial for trial in binaries if trial not in failures]:
             compared = self.compare_binaries(
-                workload, [binaries[trial] for trial in sound], seconds=seconds, vendor=True
+                workload, [binaries[trial] for trial in sound], seconds=seconds, vendor=vendor
             )
-            if compared.failure:
-                failures[sound[compared.failed]] = compared.failure
-            else:
-                times = dict(zip([*sound, VENDOR], compared.us, strict=False))
-        order = [candidate.trial for candidate in candidates] + [VENDOR] * (VENDOR in times)
-        return [
-            FinalEntry(trial, us, statistics.median(us or (0.0,)), failures.get(trial, ""))
-            for trial, us in ((trial, times.get(trial, ())) for trial in order)
-        ]
+            if not compared.failure:
+                return dict(zip([*sound, VENDOR], compared.us, strict=False))
+            failures[sound[compared.failed]] = compared.failure
+        return {}
 
     def build_source(self, source: str, language: str = "c") -> Binary | Failure:
         """Builds a source text, such as that of an emitted kernel."""
@@ -337,7 +372,7 @@ class LocalMeasurer:
         workload: Workload,
         binaries: Sequence[Binary],
         *,
-        seconds: float = _FINAL_SECONDS,
+        seconds: float = _COMPARE_SECONDS,
         vendor: bool = False,
         opponents: Sequence[str] = (),
         rested: bool = False,
@@ -405,6 +440,19 @@ def _told(results: Results) -> Iterator[Measured]:
             raise item
         if item is not None:
             yield item
+
+
+def _entries(
+    candidates: Sequence[Candidate],
+    times: Mapping[int, tuple[float, ...]],
+    failures: Mapping[int, str],
+) -> list[FinalEntry]:
+    """One for each candidate."""
+    samples = [(candidate.trial, times.get(candidate.trial, ())) for candidate in candidates]
+    return [
+        FinalEntry(trial, us, statistics.median(us or (0.0,)), failures.get(trial, ""))
+        for trial, us in samples
+    ]
 
 
 def _left(deadline: float | None) -> float | None:

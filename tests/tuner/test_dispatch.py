@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from kt.spaces.errors import TargetError
 from kt.spaces.kernel import Kernel, Launch
 from kt.spaces.theta import Theta
 from kt.tuner.backend.build import Binary
+from kt.tuner.backend.cpu import Compared
 from kt.tuner.measure import Candidate, FrozenBatch
+from kt.tuner.pool import LocalMeasurer
 from kt.tuner.replay import check_identity
 from kt.tuner.tune import tune
 
@@ -255,3 +258,24 @@ def test_a_run_says_how_long_its_device_had_nothing_to_run(
     busy = sum(end - begin for begin, end, _ in gpu.ran)
     assert 0 < seconds["idle"] < seconds["loop"] <= seconds["wall"]
     assert seconds["loop"] - seconds["idle"] == pytest.approx(busy, rel=0.2)
+
+
+def test_a_qualifying_round_times_what_is_sound_and_only_with_time_enough() -> None:
+    rounds: list[list[str]] = []
+
+    def compared(workload: object, binaries: Sequence[Binary], **more: Any) -> Compared:
+        rounds.append([str(binary.path) for binary in binaries])
+        assert more["seconds"] < 1 and not more["vendor"]
+        if "dies" in rounds[-1]:
+            return Compared((), rounds[-1].index("dies"), "crash: SIGABRT")
+        return Compared(tuple((len(name) * 1.0,) * 3 for name in rounds[-1]))
+
+    asked = batch("#error", "four", "dies", "sixsix").candidates
+    with SleepyMeasurer([SleepyGpu()]) as measurer:
+        setattr(measurer, "compare_binaries", compared)  # noqa: B010
+        qualify = partial(LocalMeasurer.qualify, measurer, WORKLOAD, asked)
+        assert qualify(time.monotonic() + 1.0) == []
+        broken, four, dead, six = qualify(time.monotonic() + 60.0)
+    assert rounds == [["four", "dies", "sixsix"], ["four", "sixsix"]]
+    assert broken.failure.startswith("compile_error") and dead.failure == "crash: SIGABRT"
+    assert (four.us, four.median_us, six.median_us) == ((4.0, 4.0, 4.0), 4.0, 6.0)

@@ -160,3 +160,46 @@ def test_a_censored_time_is_no_finalist(tmp_path: Path) -> None:
     outcomes = [run.trials[entry.trial].outcome for entry in record.entries]
     assert outcomes and not any(o.censored for o in outcomes if isinstance(o, Timing))
     assert record.default == -1  # the default was cut: it has no time of its own
+
+
+class Qualifying(AnalyticMeasurer):
+    """A round under load in which the slowest are fastest; the trial `broken` fails in it."""
+
+    def __init__(self, broken: int = -1) -> None:
+        super().__init__()
+        self.broken = broken
+
+    def qualify(
+        self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
+    ) -> list[FinalEntry]:
+        self.asked = [candidate.trial for candidate in candidates]
+        entries = []
+        for c in candidates:
+            us = 1e6 / analytic_us(c.kernel.theta)
+            failed = c.trial == self.broken
+            entries.append(FinalEntry(c.trial, () if failed else (us,) * 3, us, "crash" * failed))
+        return entries
+
+
+def test_what_is_fastest_under_load_is_in_the_final(tmp_path: Path) -> None:
+    measurer = Qualifying()
+    _, run, record = decided(tmp_path / "a.jsonl", measurer)
+    fastest = times(run)[:6]
+    assert len(measurer.asked) == 12 and measurer.asked[0] == fastest[0][1]
+    assert [entry.trial for entry in record.qualifying] == measurer.asked
+    slowest = sorted(measurer.asked, key=lambda n: -analytic_us(run.trials[n].theta))
+    assert [entry.trial for entry in record.entries[:4]] == slowest[:4]
+    assert record.default in [entry.trial for entry in record.entries]
+
+    measurer.broken = slowest[0]
+    _, _, record = decided(tmp_path / "b.jsonl", measurer)
+    assert [entry.trial for entry in record.entries[:4]] == slowest[1:5]
+    failed = [entry.trial for entry in record.qualifying if entry.failure]
+    assert failed == [measurer.broken]
+
+
+def test_no_round_under_load_chooses_among_as_many_as_there_are_places(tmp_path: Path) -> None:
+    measurer = Qualifying()
+    _, _, record = decided(tmp_path / "a.jsonl", measurer, trials=16, finalists=64)
+    assert record.qualifying == () and not hasattr(measurer, "asked")
+    assert len(record.entries) > 4
