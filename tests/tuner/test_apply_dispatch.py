@@ -48,7 +48,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KT_CACHE_DIR", str(folder.parent / "cache"))
-        patch.setattr(pool, "_FINAL_SECONDS", 0.2)
+        patch.setitem(pool._FINAL_SECONDS, "cpu", 0.2)
         settings = effective_settings(detect_cpu(), {
             "trials": 2, "batch_size": 2, "strategy": "random", "finalists": 1,
             "sample_seconds": 0.005,

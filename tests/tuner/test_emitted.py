@@ -56,7 +56,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("emitted") / "log.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KT_CACHE_DIR", str(path.parent / "cache"))
-        patch.setattr(pool, "_FINAL_SECONDS", 0.2)
+        patch.setitem(pool._FINAL_SECONDS, "cpu", 0.2)
         settings = effective_settings(detect_cpu(), {
             "trials": 3, "batch_size": 3, "strategy": "random", "finalists": 1,
             "sample_seconds": 0.005,

@@ -37,7 +37,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache for the module, and short finals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KT_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(pool, "_FINAL_SECONDS", 0.2)
+        patch.setitem(pool._FINAL_SECONDS, "cpu", 0.2)
         yield
 
 
