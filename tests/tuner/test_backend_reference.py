@@ -100,6 +100,41 @@ def test_bounds_leave_room_for_sequential_sums_and_none_for_tf32(k: int) -> None
     assert bound.norm < 0.01 / k**0.5  # one dropped product is off by 1 / sqrt(k)
 
 
+def _cut(x: np.ndarray, bits: int = 24) -> np.ndarray:
+    """Toward zero, to so many significant bits."""
+    unit = 2.0 ** (np.frexp(x)[1] - bits)
+    return np.trunc(x / unit) * unit
+
+
+@pytest.mark.parametrize("away", [0.0, 4.0, 6.0])
+@pytest.mark.parametrize("at_once", [8, 16])
+def test_bounds_leave_room_for_sums_that_tensor_cores_cut(at_once: int, away: float) -> None:
+    """Sums of 16384 products that end `away` standard deviations from zero, as a few of 10^8 do.
+
+    An element between two fp16 numbers uses all that their distance allows, so that 16384 x 12288
+    elements found what a bound without this error refused.
+    """
+    k = 16384
+    (bound,) = tolerances(parse(f"gemm 64x64x{k} dtype=fp16"))
+    steps = np.random.default_rng(at_once).standard_normal((k // at_once, 2000)) * at_once**0.5
+    steps += (away * k**0.5 - steps.sum(axis=0)) / len(steps) if away else 0.0
+    exact, total = steps.sum(axis=0), np.zeros(steps.shape[1])
+    for step in steps:
+        total = _cut(total + step)
+    off = np.abs(total - exact)
+    stored = 2.0**-11 * np.abs(exact)
+    assert (off <= bound.absolute + bound.relative * np.abs(exact) - stored).all()
+    if away:
+        assert (off > 2.0**-24 * 6 * k).any()  # what rounding sums would not exceed
+    half = np.zeros(steps.shape[1], dtype=np.float16)
+    for step in steps:
+        half += step.astype(np.float16)
+    assert np.linalg.norm(half - exact) > 4 * bound.norm * np.linalg.norm(exact)
+    dropped = np.abs(np.prod(np.random.default_rng(1).standard_normal((2, 2000)), axis=0))
+    typical = bound.absolute + bound.relative * k**0.5
+    assert np.mean(dropped > typical) > 0.7  # one product left out
+
+
 def test_a_tiny_result_by_cancellation_is_not_held_to_its_own_size() -> None:
     workload = gemm("gemm 1x1x65536 dtype=fp32")
     assert tolerances(workload)[0].typical == 256.0

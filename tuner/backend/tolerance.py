@@ -14,6 +14,8 @@ ROUNDOFF: Mapping[str, float] = {
     "int32": 0.0, "fp22": 2.0**-14,
 }  # fmt: skip
 """Half a unit in the last place, relative."""
+_CUT_AFTER: Mapping[str, int] = {"fp16": 8, "bf16": 8, "tf32": 4}
+"""Products after which a tensor core cuts its fp32 sum."""
 TINY_WEIGHT = 2.0**-14
 """Below it fp16 numbers are equally spaced: a weight's error stops falling."""
 _SIGMAS = 6.0
@@ -58,6 +60,10 @@ def _product(workload: Workload, k: int) -> Tolerance:
     for short sums and the epilogue. One dropped product is off by 1/sqrt(k), an operand rounded to
     tf32 by 2e-4.
 
+    Tensor cores do not round: they cut the sum toward zero after every few products (16 bytes of an
+    operand at least), by u of its size on average. Such errors add up; of 10^10 walks one is
+    3.5 sqrt(k) from zero on average, so that it is off by up to 3.5 u sqrt(k) for each cut.
+
     With acc=fp32, products of fp8 may first meet in fp22, `MOST_UNPROMOTED` at a time: by the same
     walk, an element is off by 0.2 u sqrt(k MOST_UNPROMOTED), of which the bound is 20 times. A
     kernel that stays in fp22 exceeds it from k = 4096 on.
@@ -67,6 +73,8 @@ def _product(workload: Workload, k: int) -> Tolerance:
     if workload.dtype == "int8":
         return Tolerance(0.5, 0.0, 1e-9, typical)
     absolute, norm = acc * (6 * k + 32), acc * (2 * k**0.5 + 16) + out
+    if workload.dtype in _CUT_AFTER and workload.acc == "fp32":
+        absolute += acc * 3.5 * k**0.5 * (k / _CUT_AFTER[workload.dtype])
     if workload.dtype == "tf32":
         # Both operands are rounded: each product is off by about 2^-11 of itself.
         absolute += ROUNDOFF["tf32"] * 8 * k**0.5
