@@ -225,7 +225,7 @@ class TrialRecord(
 
 
 class FinalEntry(msgspec.Struct, frozen=True):
-    """A finalist re-measured interleaved with the others; a `failure` disqualifies it."""
+    """A trial re-measured interleaved with others; a `failure` disqualifies it."""
 
     trial: int
     us: tuple[Time, ...]

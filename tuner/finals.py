@@ -1,7 +1,8 @@
 """Finalists: the best few, re-verified and re-measured interleaved with the default.
 
-On a GPU a trial is timed after a pause; under load clocks fall by up to a sixth, and not every
-kernel slows down alike. More than the finalists are therefore timed under load first.
+On a GPU a trial is timed after a pause, or a short time under load; in a second of load clocks
+fall by up to a sixth, and not every kernel slows down alike. Therefore a qualifying round times
+more than the finalists in turn.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ CLOSE = 1.08
 """Trials that take up to so many times as long as the best may yet win."""
 QUALIFIERS = 3
 """Trials in the qualifying round for each finalist."""
+SLOW_US = 2000.0
+"""Kernels that take so long are under load in their own trials: no qualifying round."""
 BUSY = 1.5
 """A final this many times slower than its trials is held once more."""
 LEAST_SECONDS = 0.5
@@ -39,7 +42,7 @@ def hold_finals(
     """
     most, workload = session.settings.finalists, session.workloads[which]
     contenders = _contenders(session, which, QUALIFIERS * most)
-    if not contenders or (deadline is not None and deadline - time.monotonic() < LEAST_SECONDS):
+    if not contenders or _too_late(deadline):
         return None
     space = session.spaces[which]
 
@@ -47,10 +50,13 @@ def hold_finals(
         return [Candidate(trial, space.kernel(point)) for trial, point in points.items()]
 
     qualifying: list[FinalEntry] = []
-    if len(contenders) > most:
+    if len(contenders) > most and session.timed(which)[0][0] < SLOW_US:
         qualifying = measurer.qualify(workload, kernels(contenders), deadline)
-    chosen = (_qualified(qualifying) or list(contenders))[:most]
-    finalists = {trial: contenders[trial] for trial in chosen} | _default(session, which)
+        if _too_late(deadline):
+            return None
+    fastest_first = sorted(qualifying, key=lambda entry: entry.median_us)
+    chosen = [entry.trial for entry in fastest_first] or list(contenders)
+    finalists = {trial: contenders[trial] for trial in chosen[:most]} | _default(session, which)
     candidates = kernels(finalists)
     timed = measurer.finals(workload, candidates, deadline)
     if deadline is None and _disturbed(session, which, timed):
@@ -68,11 +74,14 @@ def hold_finals(
     return record
 
 
-def _contenders(session: Session, which: int, count: int) -> dict[int, int]:
-    """Points of up to `count` of the best trials with distinct binaries, by trial, fastest first.
+def _too_late(deadline: float | None) -> bool:
+    return deadline is not None and deadline - time.monotonic() < LEAST_SECONDS
 
-    Every other place is for the best of another kind that is close to the best of all: alone in a
-    trial and in turn with others, as clocks fall, not all kinds slow down alike.
+
+def _contenders(session: Session, which: int, count: int) -> dict[int, int]:
+    """Points of up to `count` of the best trials with distinct binaries, by trial.
+
+    The first is the fastest. Every other place is for the best of another kind that is close to it.
     """
     space = session.spaces[which]
     left = session.timed(which)
@@ -92,12 +101,6 @@ def _default(session: Session, which: int) -> dict[int, int]:
     """The default's point by its trial, where that has a time."""
     default = session.default_trial(which)
     return {trial: point for _, trial, point in session.timed(which) if trial == default}
-
-
-def _qualified(entries: Sequence[FinalEntry]) -> list[int]:
-    """Trials of a qualifying round, fastest first."""
-    sound = [entry for entry in entries if not entry.failure]
-    return [entry.trial for entry in sorted(sound, key=lambda entry: entry.median_us)]
 
 
 def _kind(space: Space, point: int) -> object:

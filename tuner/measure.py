@@ -88,7 +88,8 @@ class Measurer(Protocol):
     ) -> list[FinalEntry]:
         """Times candidates interleaved, in less time than a final and not verified again.
 
-        Empty where a trial's time alone ranks as well, and when `deadline` is near.
+        Sound ones only; empty where a trial's time ranks as well, when one fails, and when
+        `deadline` is near.
         """
 
     def finals(

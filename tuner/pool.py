@@ -39,9 +39,9 @@ _VERIFY_SEEDS = 2
 _COMPARE_SECONDS = 2.0
 _FINAL_SECONDS = {"cpu": 2.0, "cuda": 1.2}
 _QUALIFYING_SECONDS = 0.8
-# While the search thinks, a device's thread would wait 5 ms for the interpreter before each run.
 _SERIALISED = re.compile(r"\bC75(0[7-9]|1[0-7])\b")
 """Advisories of ptxas: every wgmma waits for the one before it."""
+# While the search thinks, a device's thread would wait 5 ms for the interpreter before each run.
 _SWITCH_SECONDS = 0.0005
 
 
@@ -89,7 +89,7 @@ class LocalMeasurer:
         place = (self._target, self._settings, self._session.path)
         if self._target.kind == "cpu":
             return [CpuHost(*place, self._own_library)]
-        return [CudaHost(*place, self._own_library, index) for index in gpus]
+        return [CudaHost(*place, self._own_library, index, self._note) for index in gpus]
 
     @property
     def _host(self) -> Host:
@@ -291,13 +291,21 @@ class LocalMeasurer:
     def qualify(
         self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
     ) -> list[FinalEntry]:
-        """Times kernels interleaved, on a GPU: its clocks fall under load, which trials are not."""
-        left, needed = _left(deadline), 1.5 * (_QUALIFYING_SECONDS + self._final_seconds)
+        """Times candidates interleaved, in less time than a final and not verified again.
+
+        Empty on a CPU, when a kernel fails, and when `deadline` leaves too little for the final.
+        """
+        left, needed = _left(deadline), 2 * (_QUALIFYING_SECONDS + self._final_seconds)
         if self._target.kind != "cuda" or (left is not None and left < needed):
             return []
-        binaries, failures = self._built_all(candidates)
-        times = self._timed(workload, binaries, failures, _QUALIFYING_SECONDS, False)
-        return _entries(candidates, times, failures) if times else []
+        binaries, _ = self._all_built(candidates)
+        compared = self.compare_binaries(
+            workload, list(binaries.values()), seconds=_QUALIFYING_SECONDS
+        )
+        if compared.failure:
+            return []
+        samples = zip(binaries, compared.us, strict=True)
+        return [FinalEntry(trial, us, statistics.median(us)) for trial, us in samples]
 
     def finals(
         self, workload: Workload, candidates: Sequence[Candidate], deadline: float | None = None
@@ -306,57 +314,46 @@ class LocalMeasurer:
 
         With little time until `deadline` there is one other seed, and a shorter comparison.
         """
-        binaries, failures = self._built_all(candidates)
-        left, seconds = _left(deadline), self._final_seconds
-        hurried = left is not None and left < 2 * seconds
+        binaries, failures = self._all_built(candidates)
+        left = _left(deadline)
+        hurried = left is not None and left < 2 * self._final_seconds
         seeds = [self._seed + 1 + i for i in range(1 if hurried else _VERIFY_SEEDS)]
         verified = self._verify(binaries, workload, seeds)
         failures |= {trial: found.failure for trial, found in verified.items() if found.failure}
-        left = _left(deadline)
-        seconds = seconds if left is None else min(seconds, left)
-        times = self._timed(workload, binaries, failures, seconds, True)
-        entries = _entries(candidates, times, failures)
-        if VENDOR in times:
-            entries.append(FinalEntry(VENDOR, times[VENDOR], statistics.median(times[VENDOR])))
-        return entries
+        times: dict[int, tuple[float, ...]] = {}
+        while not times and (sound := [trial for trial in binaries if trial not in failures]):
+            left, seconds = _left(deadline), self._final_seconds
+            compared = self.compare_binaries(
+                workload, [binaries[trial] for trial in sound],
+                seconds=seconds if left is None else min(seconds, left), vendor=True,
+            )  # fmt: skip
+            if compared.failure:
+                failures[sound[compared.failed]] = compared.failure
+            else:
+                times = dict(zip([*sound, VENDOR], compared.us, strict=False))
+        order = [candidate.trial for candidate in candidates] + [VENDOR] * (VENDOR in times)
+        return [
+            FinalEntry(trial, us, statistics.median(us or (0.0,)), failures.get(trial, ""))
+            for trial, us in ((trial, times.get(trial, ())) for trial in order)
+        ]
 
     @property
     def _final_seconds(self) -> float:
         return _FINAL_SECONDS[self._target.kind]
 
-    def _built_all(
+    def _all_built(
         self, candidates: Sequence[Candidate]
     ) -> tuple[dict[int, Binary], dict[int, str]]:
-        """Binaries and failures by trial."""
+        """Binaries by trial, and failures by trial."""
+        builds = [(candidate, self._submit(candidate)) for candidate in candidates]
         binaries, failures = dict[int, Binary](), dict[int, str]()
-        for candidate, build in [(candidate, self._submit(candidate)) for candidate in candidates]:
+        for candidate, build in builds:
             match build.result():
                 case Failure() as failure:
                     failures[candidate.trial] = f"{failure.failure}: {failure.message}"
                 case binary:
                     binaries[candidate.trial] = binary.started_by(candidate.kernel)
         return binaries, failures
-
-    def _timed(
-        self,
-        workload: Workload,
-        binaries: Mapping[int, Binary],
-        failures: dict[int, str],
-        seconds: float,
-        vendor: bool,
-    ) -> dict[int, tuple[float, ...]]:
-        """Samples by trial, and VENDOR, of the binaries that are not among `failures`.
-
-        One that fails meanwhile joins those, and the others are timed again.
-        """
-        while sound := [trial for trial in binaries if trial not in failures]:
-            compared = self.compare_binaries(
-                workload, [binaries[trial] for trial in sound], seconds=seconds, vendor=vendor
-            )
-            if not compared.failure:
-                return dict(zip([*sound, VENDOR], compared.us, strict=False))
-            failures[sound[compared.failed]] = compared.failure
-        return {}
 
     def build_source(self, source: str, language: str = "c") -> Binary | Failure:
         """Builds a source text, such as that of an emitted kernel."""
@@ -440,19 +437,6 @@ def _told(results: Results) -> Iterator[Measured]:
             raise item
         if item is not None:
             yield item
-
-
-def _entries(
-    candidates: Sequence[Candidate],
-    times: Mapping[int, tuple[float, ...]],
-    failures: Mapping[int, str],
-) -> list[FinalEntry]:
-    """One for each candidate."""
-    samples = [(candidate.trial, times.get(candidate.trial, ())) for candidate in candidates]
-    return [
-        FinalEntry(trial, us, statistics.median(us or (0.0,)), failures.get(trial, ""))
-        for trial, us in samples
-    ]
 
 
 def _left(deadline: float | None) -> float | None:

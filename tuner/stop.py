@@ -9,7 +9,7 @@ from kt.spaces.workload import Workload
 
 from .session import Session
 
-FINALS_SHARE, FINAL_SECONDS = 0.3, 4.0
+FINALS_SHARE, FINAL_SECONDS = 0.3, 5.0
 """What a time budget keeps for the finals: at most this share, and seconds a workload."""
 
 

@@ -107,32 +107,47 @@ def _cut(x: np.ndarray, bits: int = 24) -> np.ndarray:
 
 
 @pytest.mark.parametrize("away", [0.0, 4.0, 6.0])
-@pytest.mark.parametrize("at_once", [8, 16])
-def test_bounds_leave_room_for_sums_that_tensor_cores_cut(at_once: int, away: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "at_once"), [("fp16", 8), ("fp16", 16), ("bf16", 8), ("tf32", 4)]
+)
+def test_bounds_leave_room_for_sums_that_tensor_cores_cut(
+    dtype: str, at_once: int, away: float
+) -> None:
     """Sums of 16384 products that end `away` standard deviations from zero, as a few of 10^8 do.
 
     An element between two fp16 numbers uses all that their distance allows, so that 16384 x 12288
     elements found what a bound without this error refused.
     """
     k = 16384
-    (bound,) = tolerances(parse(f"gemm 64x64x{k} dtype=fp16"))
+    (bound,) = tolerances(parse(f"gemm 64x64x{k} dtype={dtype} layout=nt"))
     steps = np.random.default_rng(at_once).standard_normal((k // at_once, 2000)) * at_once**0.5
     steps += (away * k**0.5 - steps.sum(axis=0)) / len(steps) if away else 0.0
     exact, total = steps.sum(axis=0), np.zeros(steps.shape[1])
     for step in steps:
         total = _cut(total + step)
     off = np.abs(total - exact)
-    stored = 2.0**-11 * np.abs(exact)
-    assert (off <= bound.absolute + bound.relative * np.abs(exact) - stored).all()
-    if away:
-        assert (off > 2.0**-24 * 6 * k).any()  # what rounding sums would not exceed
-    half = np.zeros(steps.shape[1], dtype=np.float16)
-    for step in steps:
-        half += step.astype(np.float16)
+    stored = {"fp16": 2.0**-11, "bf16": 2.0**-8, "tf32": 2.0**-24}[dtype]
+    assert (off <= bound.absolute + (bound.relative - stored) * np.abs(exact)).all()
+    size = np.linalg.norm(exact) if away else (k * len(exact)) ** 0.5
+    assert np.linalg.norm(off) < (bound.norm - stored) * size
+    assert not away or (off > 2.0**-24 * 6 * k).any()  # what rounded sums would not exceed
+
+
+@pytest.mark.parametrize("k", [4096, 16384])
+def test_bounds_leave_none_for_sums_in_fp16_or_a_product_left_out(k: int) -> None:
+    (bound,) = tolerances(parse(f"gemm 64x64x{k} dtype=fp16"))
+    products = np.prod(np.random.default_rng(1).standard_normal((2, k, 2000)), axis=0)
+    exact, half = products.sum(axis=0), np.zeros(2000, dtype=np.float16)
+    for product in products.astype(np.float16):
+        half += product
     assert np.linalg.norm(half - exact) > 4 * bound.norm * np.linalg.norm(exact)
-    dropped = np.abs(np.prod(np.random.default_rng(1).standard_normal((2, 2000)), axis=0))
-    typical = bound.absolute + bound.relative * k**0.5
-    assert np.mean(dropped > typical) > 0.7  # one product left out
+    limit = bound.absolute + bound.relative * np.abs(exact)
+    assert np.mean(np.abs(products[0]) > limit) > 0.7
+
+
+def test_sums_that_no_tensor_core_makes_have_no_more_room_for_it() -> None:
+    fp32, fp16 = (tolerances(parse(f"gemm 64x64x16384 dtype={d}"))[0] for d in ("fp32", "fp16"))
+    assert fp32.absolute == pytest.approx(2.0**-24 * (6 * 16384 + 32)) and fp16.absolute > 0.05
 
 
 def test_a_tiny_result_by_cancellation_is_not_held_to_its_own_size() -> None:

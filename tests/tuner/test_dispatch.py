@@ -6,7 +6,6 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from kt.spaces import families
 from kt.spaces.errors import TargetError
 from kt.spaces.kernel import Kernel, Launch
 from kt.spaces.theta import Theta
+from kt.tuner import pool
 from kt.tuner.backend.build import Binary
 from kt.tuner.backend.cpu import Compared
 from kt.tuner.measure import Candidate, FrozenBatch
-from kt.tuner.pool import LocalMeasurer
 from kt.tuner.replay import check_identity
 from kt.tuner.tune import tune
 
@@ -260,22 +259,31 @@ def test_a_run_says_how_long_its_device_had_nothing_to_run(
     assert seconds["loop"] - seconds["idle"] == pytest.approx(busy, rel=0.2)
 
 
-def test_a_qualifying_round_times_what_is_sound_and_only_with_time_enough() -> None:
-    rounds: list[list[str]] = []
+class Comparing(SleepyMeasurer):
+    """Comparisons that note what is compared; a kernel `dies` ends one."""
 
-    def compared(workload: object, binaries: Sequence[Binary], **more: Any) -> Compared:
-        rounds.append([str(binary.path) for binary in binaries])
-        assert more["seconds"] < 1 and not more["vendor"]
-        if "dies" in rounds[-1]:
-            return Compared((), rounds[-1].index("dies"), "crash: SIGABRT")
-        return Compared(tuple((len(name) * 1.0,) * 3 for name in rounds[-1]))
+    rounds: tuple[list[str], ...] = ()
 
-    asked = batch("#error", "four", "dies", "sixsix").candidates
-    with SleepyMeasurer([SleepyGpu()]) as measurer:
-        setattr(measurer, "compare_binaries", compared)  # noqa: B010
-        qualify = partial(LocalMeasurer.qualify, measurer, WORKLOAD, asked)
-        assert qualify(time.monotonic() + 1.0) == []
-        broken, four, dead, six = qualify(time.monotonic() + 60.0)
-    assert rounds == [["four", "dies", "sixsix"], ["four", "sixsix"]]
-    assert broken.failure.startswith("compile_error") and dead.failure == "crash: SIGABRT"
-    assert (four.us, four.median_us, six.median_us) == ((4.0, 4.0, 4.0), 4.0, 6.0)
+    def compare_binaries(
+        self, workload: object, binaries: Sequence[Binary], *, seconds: float = 9.0, **_: object
+    ) -> Compared:
+        names = [str(binary.path) for binary in binaries]
+        self.rounds = (*self.rounds, names)
+        assert seconds < 1.0
+        if "dies" in names:
+            return Compared((), names.index("dies"), "crash: SIGABRT")
+        return Compared(tuple((len(name) * 1.0,) * 3 for name in names))
+
+    def qualified(self, *sources: str, seconds: float = 60.0) -> list[tuple[int, float]]:
+        found = pool.LocalMeasurer.qualify(
+            self, WORKLOAD, batch(*sources).candidates, time.monotonic() + seconds
+        )
+        return [(entry.trial, entry.median_us) for entry in found]
+
+
+def test_a_qualifying_round_times_what_is_built_when_there_is_time_for_the_final_too() -> None:
+    with Comparing([SleepyGpu()]) as measurer:
+        assert measurer.qualified("a", "b", seconds=3.9) == [] == list(measurer.rounds)
+        assert measurer.qualified("#error", "four", "sixsix") == [(1, 4.0), (2, 6.0)]
+        assert measurer.qualified("four", "dies", "sixsix") == []
+    assert measurer.rounds == (["four", "sixsix"], ["four", "dies", "sixsix"])

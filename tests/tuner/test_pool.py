@@ -136,6 +136,10 @@ def test_finals_interleave_sound_candidates(measurer: LocalMeasurer) -> None:
     assert dying.failure == "crash: SIGABRT"
 
 
+def test_on_a_cpu_there_is_no_round_under_load(measurer: LocalMeasurer) -> None:
+    assert measurer.qualify(WORKLOAD, batch(RIGHT, first=450).candidates) == []
+
+
 def test_a_finalist_that_dies_while_compared_is_dropped(measurer: LocalMeasurer) -> None:
     # Outputs are NaN where results are checked, and zeros at first where launches are timed.
     bodies = ("if (c[0] == 0) _exit(5);" + RIGHT, SLEEP.format(us=6))

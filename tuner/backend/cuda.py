@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -58,7 +58,8 @@ REST_SECONDS = 0.01
 """The pause before a sample in the clock regime `rested`; without it, `sustained`."""
 _FEWEST_CHECKS, _MOST_CHECKS = 4, 64
 
-Job = TypeVar("Job", bound=Callable[..., Any])
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Sets:
@@ -103,18 +104,20 @@ class Held:
         return self.dataset.workload
 
 
-def _in_turn(job: Job) -> Job:
+def _in_turn(
+    job: Callable[Concatenate[CudaRunner, P], T],
+) -> Callable[Concatenate[CudaRunner, P], T]:
     """A job that has the device alone, among processes of kt; it leaves nothing running on it."""
 
     @wraps(job)
-    def waits(runner: CudaRunner, *args: object) -> object:
+    def waits(runner: CudaRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with runner.turn:
             try:
-                return job(runner, *args)
+                return job(runner, *args, **kwargs)
             finally:
                 driver().cuCtxSynchronize()  # whatever it says: errors are the job's to report
 
-    return cast(Job, waits)
+    return waits
 
 
 class CudaRunner:

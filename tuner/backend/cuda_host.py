@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from kt.spaces.target import Target
 from kt.spaces.workload import Workload
 
 from .build import Binary
+from .builders import print_note
 from .check import Verified
 from .cpu import Compared, Ran
 from .cuda import CudaRunner, lost_context, opponent_stage
@@ -36,14 +37,23 @@ class CudaHost(RunnerHost):
     """One runner process that owns GPU `index`. Datasets are made on the device when needed."""
 
     PREPARE_SECONDS = 600.0
+    WAIT_SECONDS = 1800.0
+    """For another run's job, which may be an opponent that tunes itself."""
 
     def __init__(
-        self, target: Target, settings: Settings, directory: Path, own: Own, index: int = 0
+        self,
+        target: Target,
+        settings: Settings,
+        directory: Path,
+        own: Own,
+        index: int = 0,
+        note: Callable[[str], None] = print_note,
     ) -> None:
         self._target, self._settings, self._index = target, settings, index
-        oracle = str(own(SOURCE.read_text()))
+        self._note, self._shared = note, False
+        args = (target, index, str(own(SOURCE.read_text())))
         log = directory / f"runner{index}.log"
-        super().__init__(Worker(CudaRunner, (target, index, oracle), log, _RUNNER_CALLS))
+        super().__init__(Worker(CudaRunner, args, log, _RUNNER_CALLS, self._told))
 
     # -- the device -------------------------------------------------------------------------
 
@@ -147,9 +157,9 @@ class CudaHost(RunnerHost):
         Such an error, for example that the device is gone, is raised; so is a TargetError when
         another process has had the device for too long.
         """
-        limits = {TAKEN: self.PREPARE_SECONDS} | dict(limits or {})
+        waiting = {WAITING: self.WAIT_SECONDS, TAKEN: self.PREPARE_SECONDS}
         try:
-            ended = super()._call(method, *args, limits=limits, **rest)
+            ended = super()._call(method, *args, limits=waiting | dict(limits or {}), **rest)
         except CudaError:
             self._worker.stop()
             raise
@@ -159,6 +169,11 @@ class CudaHost(RunnerHost):
                 "wait for it, or choose another with --gpus"
             )
         return ended
+
+    def _told(self, stage: str) -> None:
+        if stage == WAITING and not self._shared:
+            self._shared = True
+            self._note(f"another run of kt measures on GPU {self._index}: the two take turns")
 
 
 def _program(binary: Binary) -> Program:

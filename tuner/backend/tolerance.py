@@ -61,8 +61,8 @@ def _product(workload: Workload, k: int) -> Tolerance:
     tf32 by 2e-4.
 
     Tensor cores do not round: they cut the sum toward zero after every few products (16 bytes of an
-    operand at least), by u of its size on average. Such errors add up; of 10^10 walks one is
-    3.5 sqrt(k) from zero on average, so that it is off by up to 3.5 u sqrt(k) for each cut.
+    operand at least), by less than u of its size on average (0.7 u). Such errors add up: a walk is
+    0.5 sqrt(k) from zero on average, one of 10^9 walks 3.5 sqrt(k), for each cut.
 
     With acc=fp32, products of fp8 may first meet in fp22, `MOST_UNPROMOTED` at a time: by the same
     walk, an element is off by 0.2 u sqrt(k MOST_UNPROMOTED), of which the bound is 20 times. A
@@ -74,7 +74,8 @@ def _product(workload: Workload, k: int) -> Tolerance:
         return Tolerance(0.5, 0.0, 1e-9, typical)
     absolute, norm = acc * (6 * k + 32), acc * (2 * k**0.5 + 16) + out
     if workload.dtype in _CUT_AFTER and workload.acc == "fp32":
-        absolute += acc * 3.5 * k**0.5 * (k / _CUT_AFTER[workload.dtype])
+        cuts = k / _CUT_AFTER[workload.dtype]
+        absolute, norm = absolute + acc * 3.5 * k**0.5 * cuts, norm + acc * cuts
     if workload.dtype == "tf32":
         # Both operands are rounded: each product is off by about 2^-11 of itself.
         absolute += ROUNDOFF["tf32"] * 8 * k**0.5

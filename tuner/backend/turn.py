@@ -1,7 +1,8 @@
 """One job at a time on a GPU: processes that measure on it wait for each other.
 
 Kernels of two runs would share the device, and neither's times would mean anything. The turn is a
-lock on a file that all users of a machine can open; it ends with its process, killed or not.
+lock on a file that all users of a machine can open; it ends with its process, killed or not, and
+with those that this one forked. Starting a process's context is no part of a job.
 """
 
 from __future__ import annotations
@@ -25,24 +26,29 @@ class Turn:
     """
 
     def __init__(self, name: str, folder: Path = FOLDER) -> None:
-        self._fd = _opened(folder / f"kt-device-{name}.lock")
+        self._path = folder / f"kt-device-{name}.lock"
+        self._fd = _opened(self._path)
 
     def __enter__(self) -> None:
-        if self._fd < 0:
-            return
+        with contextlib.suppress(OSError):  # of a file system without locks
+            while self._fd >= 0 and not self._locked():
+                os.close(self._fd)
+                self._fd = _opened(self._path)
+
+    def _locked(self) -> bool:
+        """Waits for the lock; False when somebody removed its file, so that others lock another."""
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             report(WAITING)
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             report(TAKEN)
-        except OSError:  # a file system without locks
-            os.close(self._fd)
-            self._fd = -1
+        return os.fstat(self._fd).st_nlink > 0
 
     def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        with contextlib.suppress(OSError):
+            if self._fd >= 0:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
 
 
 def _opened(path: Path) -> int:

@@ -77,13 +77,20 @@ class Worker:
     """A lazily started child that serves `factory(*args)`; respawned after a death.
 
     `log` receives what the child writes to stdout and stderr. After `max_calls` calls the child is
-    replaced, so that leaks of its jobs do not add up (0: never).
+    replaced, so that leaks of its jobs do not add up (0: never). `told` is called with each stage
+    that the child reports.
     """
 
     def __init__(
-        self, factory: Callable[..., object], args: tuple[Any, ...], log: Path, max_calls: int = 0
+        self,
+        factory: Callable[..., object],
+        args: tuple[Any, ...],
+        log: Path,
+        max_calls: int = 0,
+        told: Callable[[str], None] = lambda stage: None,
     ) -> None:
         self._factory, self._args, self._log, self._max_calls = factory, args, log, max_calls
+        self._told = told
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection[Any, Any] | None = None
         self._pidfd = -1
@@ -187,6 +194,7 @@ class Worker:
                 return self._bury(stage)
             if kind == "stage":
                 stage = value
+                self._told(stage)
                 if stage in limits:
                     limit = limits[stage]
                     deadline = time.monotonic() + limit
