@@ -120,10 +120,14 @@ class Session:
 
     @property
     def room(self) -> list[int]:
-        """Trials that may still be planned, by workload; a scheduler by gain shares them all."""
+        """Trials that may still be planned, by workload; a scheduler by gain shares them all.
+
+        Until each workload has had a batch, one takes no more than its even share of what is left.
+        """
         if self.header.settings.scheduler == "gain":
-            count = len(self.workloads)
-            return [self.settings.trials * count - self.planned_trials] * count
+            count, fresh = len(self.workloads), self._planned_trials.count(0)
+            left = self.settings.trials * count - self.planned_trials
+            return [left // max(fresh, 1)] * count
         return [self.settings.trials - planned for planned in self._planned_trials]
 
     def plan(self) -> Planned | None:

@@ -79,6 +79,15 @@ def test_the_longest_of_equals_gets_most(tmp_path: Path) -> None:
     assert found[B] > 1.5 * max(found[A], found[C]) and min(found.values()) >= 2
 
 
+def test_few_trials_leave_no_workload_without_any(tmp_path: Path) -> None:
+    """The first batch alone would take what two workloads have together."""
+    run = shared(tmp_path / "a.jsonl", {A: 1, B: 1, C: 1}, trials=4)
+    assert [(b.workload, len(b.entries)) for b in run.batches] == [(A, 4), (B, 4), (C, 4)]
+    assert not check_identity(run).difference
+    run = shared(tmp_path / "b.jsonl", {A: 1, B: 1, C: 1}, trials=1)
+    assert [trial.source for trial in run.trials.values()] == ["default"] * 3
+
+
 def test_a_weight_counts_like_a_longer_time(tmp_path: Path) -> None:
     log, factors = tmp_path / "a.jsonl", {A: 1.0, B: 1.0, C: 1.0}
     texts = list(map(parse, factors))
