@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from kt.costmodel.attribution import attributions
 from kt.logs.query import Best, Run, best_of, timed
-from kt.logs.record import Timing, TrialRecord
+from kt.logs.record import FinalRecord, Timing, TrialRecord
 from kt.spaces.errors import KtError, SpaceError
 from kt.spaces.families import space_of
 from kt.spaces.space import Space
@@ -20,7 +20,7 @@ from kt.spaces.workload import parse
 
 from . import text
 
-SHOWN_KNOBS, SHOWN_MISSES, SHOWN_VARIATIONS = 8, 4, 12
+SHOWN_KNOBS, SHOWN_MISSES, SHOWN_VARIATIONS, SHOWN_LOADED = 8, 4, 12, 4
 _BUDGETS = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 
@@ -46,6 +46,15 @@ class Miss:
 
 
 @dataclass(frozen=True)
+class Loaded:
+    """A trial of the qualifying round: its time in turn with others, and alone; µs."""
+
+    trial: int
+    us: float
+    alone_us: float
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What a run tells of one workload."""
 
@@ -57,6 +66,8 @@ class Explanation:
     misses: tuple[Miss, ...]
     regret: dict[int, float]
     """By number of trials: how much slower the best so far was than the best of the search."""
+    loaded: tuple[Loaded, ...]
+    """Fastest under load first; empty without such a round."""
     transfer: tuple[float, ...]
     """Weight of earlier logs' rows in each batch's model."""
     transfer_rows: int
@@ -67,6 +78,7 @@ class Explanation:
             "workload": self.workload, "components": self.components, "knobs": self.knobs,
             "variations": [vars(v) for v in self.variations],
             "misses": [vars(m) for m in self.misses], "regret": self.regret,
+            "loaded": [vars(one) for one in self.loaded],
             "transfer": {"rows": self.transfer_rows, "weights": self.transfer},
         }  # fmt: skip
 
@@ -90,7 +102,7 @@ def explain(run: Run, workload: str) -> Explanation | None:
     return Explanation(
         workload, components, {k: round(v / total, 4) for k, v in knobs.items()},
         _variations(best, trials), _misses(trials, scores), _regret(trials),
-        tuple(report.transfer_weight for report in reports),
+        _loaded(run.finals.get(workload), times), tuple(report.transfer_weight for report in reports),
         max((report.transfer_rows for report in reports), default=0),
     )  # fmt: skip
 
@@ -169,6 +181,12 @@ def _regret(trials: Sequence[TrialRecord]) -> dict[int, float]:
             if np.isfinite(bests[n - 1])}  # fmt: skip
 
 
+def _loaded(final: FinalRecord | None, alone: Mapping[int, float | None]) -> tuple[Loaded, ...]:
+    entries = final.qualifying if final else ()
+    loaded = [Loaded(e.trial, e.median_us, us) for e in entries if (us := alone.get(e.trial))]
+    return tuple(sorted(loaded, key=lambda one: (one.us, one.trial)))
+
+
 def lines_of(found: Explanation) -> list[str]:
     """For people."""
     lines = ["", f"{text.one_line(found.workload)}: what mattered"]
@@ -194,6 +212,15 @@ def lines_of(found: Explanation) -> list[str]:
         )
     regret = (f"{n}: {100 * r:.1f} %" for n, r in found.regret.items())
     lines.append(f"  regret      after trials {', '.join(regret)}")
+    if found.loaded:
+        shown = list(found.loaded[:SHOWN_LOADED])
+        first_alone = min(found.loaded, key=lambda one: one.alone_us)
+        shown += [first_alone] if first_alone not in shown else []
+        each = (
+            f"{one.trial}: {text.time_of(one.us)} (alone {text.time_of(one.alone_us)})"
+            for one in shown
+        )
+        lines.append(f"  under load  {len(found.loaded)} trials in turn; {', '.join(each)}")
     if found.transfer_rows:
         weights = " ".join(f"{w:.2f}" for w in found.transfer)
         lines.append(f"  transfer    {found.transfer_rows} rows of earlier logs, weight by batch "

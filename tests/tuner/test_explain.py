@@ -12,7 +12,7 @@ from fake_runs import GEMM, THETA, header, proposed, read_run, trial, tuned
 from odd_families import space
 
 from kt.logs.query import runs
-from kt.logs.record import Failure, ModelReport
+from kt.logs.record import Failure, FinalEntry, FinalRecord, ModelReport
 from kt.spaces.theta import theta_from_flat
 from kt.tuner.explain import Variation, explain, lines_of
 
@@ -69,6 +69,25 @@ def test_misses_and_regret_are_those_of_the_search() -> None:
     assert [(m.trial, m.measured) for m in found.misses[:2]] == [(2, 0.25), (3, 1.0)]
     assert found.regret == {8: 0.0, 10: 0.0}
     assert explain(run, "gemm 1x1x1 dtype=fp32") is None
+
+
+def test_the_round_under_load_shows_why_the_fastest_alone_lost() -> None:
+    alone = [10.0, 10.1, 10.2, 10.3, 10.4, 10.5]
+    points = WHERE.sample(np.random.default_rng(0), 6).tolist()
+    trials = [trial(i, us, theta=WHERE.theta(points[i])) for i, us in enumerate(alone)]
+    entries = tuple(FinalEntry(i, (us,), us) for i, us in enumerate([14.0, 11.0, 12.5, 12, 12, 13]))
+    final = FinalRecord(
+        run=trials[0].run, workload=GEMM, entries=entries[1:2], qualifying=entries, best=1,
+        default=-1, noise=0.005, time=""
+    )  # fmt: skip
+    (run,) = runs(proposed(header(), *trials, final))
+    found = explain(run, GEMM)
+    assert found is not None and [one.trial for one in found.loaded] == [1, 3, 4, 2, 5, 0]
+    assert (
+        "under load  6 trials in turn; 1: 11 µs (alone 10.1 µs), 3: 12 µs (alone 10.3 µs), "
+        "4: 12 µs (alone 10.4 µs), 2: 12.5 µs (alone 10.2 µs), 0: 14 µs (alone 10 µs)"
+    ) in "\n".join(lines_of(found))
+    assert found.facts()["loaded"][0] == {"trial": 1, "us": 11.0, "alone_us": 10.1}
 
 
 def test_the_use_of_earlier_logs_is_told() -> None:
