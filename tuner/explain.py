@@ -102,7 +102,8 @@ def explain(run: Run, workload: str) -> Explanation | None:
     return Explanation(
         workload, components, {k: round(v / total, 4) for k, v in knobs.items()},
         _variations(best, trials), _misses(trials, scores), _regret(trials),
-        _loaded(run.finals.get(workload), times), tuple(report.transfer_weight for report in reports),
+        _loaded(run.finals.get(workload), times),
+        tuple(report.transfer_weight for report in reports),
         max((report.transfer_rows for report in reports), default=0),
     )  # fmt: skip
 
