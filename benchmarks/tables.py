@@ -7,6 +7,7 @@ With --check it only compares.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -117,6 +118,9 @@ def summary() -> str:
             f"| {sum(ratio < 1 for ratio in ratios)} | {one.floor:.2f} | {one.goal:.2f} "
             f"| {tuned:.2f} |"
         )
+    left = [f"`{name}`" for name in CLASSES if not rows_of(name)]
+    if left:
+        lines += ["", f"Not measured yet: {', '.join(left)}."]
     return "\n".join(lines)
 
 
@@ -223,9 +227,14 @@ def pages() -> dict[Path, str]:
 
 def main() -> None:
     """Rewrites what differs, or with --check exits 1."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="only compare")
+    given = parser.parse_args()
     for page, new in pages().items():
         text = page.read_text() if page.exists() else ""
-        if new != text and "--check" in sys.argv[1:]:
+        if new != text and given.check:
             sys.exit(f"{page.name} differs from benchmarks/results")
         if new != text:
             page.write_text(new)

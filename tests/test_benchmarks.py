@@ -69,6 +69,10 @@ def test_a_readme_that_differs_from_the_results_is_noticed(
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     with pytest.raises(SystemExit, match="differs from"):
         tables.main()
+    monkeypatch.setattr(sys, "argv", ["tables.py", "--chekc"])
+    with pytest.raises(SystemExit):
+        tables.main()
+    assert "old" in (tmp_path / "README.md").read_text()
     monkeypatch.setattr(sys, "argv", ["tables.py"])
     tables.main()
     assert (

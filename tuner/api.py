@@ -127,7 +127,8 @@ def effective_settings(target: Target, given: Mapping[str, Any]) -> Settings:
 
 def _check(option: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # NaN included
-        raise SettingsError(f"{option} {value}: accepts {low:g} to {high:.15g}")
+        limits = (f"{x:g}" if isinstance(x, float) else str(x) for x in (low, high))
+        raise SettingsError(f"{option} {value}: accepts {' to '.join(limits)}")
 
 
 def local_measurer(

@@ -89,7 +89,10 @@ def bench_command(
     **flags: str | None,
 ) -> int:
     """Measures and prints; the exit code is 1 when a workload has no times."""
-    if words and words[0].lower() not in OPERATORS and Path(words[0]).exists():
+    if words and words[0].partition(" ")[0].lower() not in OPERATORS:
+        if not Path(words[0]).exists():
+            name = text.one_line(words[0])
+            raise KtError(f"{name}: neither a log nor an operator: accepts {', '.join(OPERATORS)}")
         subjects = _of_log(Path(words[0]), words[1:], flags, any_device, run)
     else:
         subjects = _of_words(words, flags, target)

@@ -56,7 +56,7 @@ def hold_finals(
             return None
     fastest_first = sorted(qualifying, key=lambda entry: entry.median_us)
     chosen = [entry.trial for entry in fastest_first] or list(contenders)
-    finalists = {trial: contenders[trial] for trial in chosen[:most]} | _default(session, which)
+    finalists = {trial: contenders[trial] for trial in chosen[:most]} | _always(session, which)
     candidates = kernels(finalists)
     timed = measurer.finals(workload, candidates, deadline)
     if deadline is None and _disturbed(session, which, timed):
@@ -97,10 +97,11 @@ def _contenders(session: Session, which: int, count: int) -> dict[int, int]:
     return chosen
 
 
-def _default(session: Session, which: int) -> dict[int, int]:
-    """The default's point by its trial, where that has a time."""
-    default = session.default_trial(which)
-    return {trial: point for _, trial, point in session.timed(which) if trial == default}
+def _always(session: Session, which: int) -> dict[int, int]:
+    """Points of the default and of an earlier final's winner by their trials, where timed."""
+    winner = session.winners.get(session.header.workloads[which], -1)
+    wanted = (session.default_trial(which), winner)
+    return {trial: point for _, trial, point in session.timed(which) if trial in wanted}
 
 
 def _kind(space: Space, point: int) -> object:

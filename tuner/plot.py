@@ -77,7 +77,7 @@ def _figure(count: int) -> tuple[Any, list[Axes]]:
     try:
         import matplotlib
     except ImportError:
-        raise ToolchainError("--plot needs matplotlib: pip install 'kt[report]'") from None
+        raise ToolchainError("--plot needs matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 

@@ -97,6 +97,8 @@ class Session:
         self.default_us: dict[int, float] = {}  # of the fastest family's default
         self.decided: dict[str, FinalRecord] = {}
         """Finals of an earlier session that no later trial has put in question."""
+        self.winners: dict[str, int] = {}
+        """Trials that won a final of an earlier session by workload, -1 where none did."""
         self._timed: dict[int, list[tuple[float, int, int]]] = {}
         self._default: dict[int, int] = {}
         self.failures: Counter[str] = Counter()
@@ -279,6 +281,7 @@ class Session:
             raise LogError(f"run {run.header.run} has no measured bound for {', '.join(missing)}")
         self._logged = deque(run.batches)
         self.decided = dict(run.finals)
+        self.winners = {text: final.best for text, final in run.finals.items()}
         for record in (run.trials[i] for i in sorted(run.trials)):
             self._finish(record)
         last = run.resumes[-1] if run.resumes else None

@@ -51,6 +51,10 @@ def heading(progress: Progress) -> list[str]:
     for lane, space in zip(progress.lanes, session.spaces, strict=True):
         families = ", ".join(part.family.name for part in space.parts)
         lines.append(f"{lane.name}: {space.size:.3g} points in {families}; {_limits(lane)}")
+    taught = {start.workload for starts in header.warm.values() for start in starts}
+    if taught:
+        count = text.number_of(len(taught), "workload")
+        lines.append(f"begins with what earlier logs say of {count}")
     if session.known:
         lines.append(f"resumed: {len(session.known)} trials are in the log already")
     return lines

@@ -42,8 +42,13 @@ def span_of(low: float, high: float) -> str:
     return (
         f"{low * scale:.2g}–{high * scale:.2g} {unit}"
         if high * scale < 99
-        else (f"{low * scale:.3g}–{high * scale:.0f} {unit}")
+        else f"{_whole(low * scale)}–{_whole(high * scale)} {unit}"
     )
+
+
+def _whole(value: float) -> str:
+    """Three digits, or all of them before the point."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:

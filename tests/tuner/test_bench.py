@@ -51,7 +51,9 @@ def test_a_workload(tmp_path: Path) -> None:
 
 def test_what_is_refused(kt: Any, log: Path) -> None:
     assert kt("bench").refused("no workload")
-    assert kt("bench", "nothing.jsonl").refused("unknown operator")
+    assert kt("bench", "nothing.jsonl").refused(
+        "nothing.jsonl: neither a log nor an operator: accepts gemm, conv2d, attention"
+    )
     assert kt("bench", log, "gemm", "1x1x1").refused("has no 'gemm 1x1x1'")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     lines[0]["target"]["processor"] = "Other CPU"

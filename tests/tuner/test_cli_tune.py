@@ -127,6 +127,13 @@ def test_an_interrupted_run_shows_its_best_and_resumes(
     assert ended(tmp_path / "a.jsonl") == "trials"
 
 
+def test_what_earlier_logs_teach_is_said(kt, tmp_path: Path) -> None:
+    first = kt(*TUNE, "--trials", "12", "--log", "logs/")
+    assert first.code == 0 and "earlier logs" not in first.out
+    again = kt("tune", "gemm", "96x64x64", "--dtype", "fp32", "--trials", "2", "--log", "logs/")
+    assert again.code == 0 and "begins with what earlier logs say of 1 workload\n" in again.out
+
+
 def test_nothing_to_resume_is_said(kt, tmp_path: Path) -> None:
     words = ("--strategy", "random", "--trials", "8", "--log", "a.jsonl")
     says = "kt: nothing to resume in a.jsonl: a new run begins\n"

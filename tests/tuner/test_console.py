@@ -28,6 +28,17 @@ def test_times(us: float | None, says: str) -> None:
     assert text.time_of(us) == says
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (200, 36_000, "0.2–36 ms"), (0.5, 12.25, "0.5–12 µs"), (187.2, 512.7, "187–513 µs"),
+        (1300.4, 2845, "1300–2845 µs"), (2_000_000, 12_000_000, "2000 ms–12 s"),
+    ],
+)  # fmt: skip
+def test_spans_of_times(low: float, high: float, says: str) -> None:
+    assert text.span_of(low, high) == says
+
+
 def test_rates_and_ratios() -> None:
     assert text.rate_of(2 * 512**3, 1180.2) == "227.4 GFLOP/s"
     assert text.rate_of(2 * 4096**3, 187.1) == "735 TFLOP/s"

@@ -206,3 +206,19 @@ def test_a_round_that_took_too_long_leaves_no_final(tmp_path: Path) -> None:
     )
     assert measurer.asked and result.best[GEMM] >= 0
     assert read_run(tmp_path / "a.jsonl").finals == {}
+
+
+def test_the_winner_of_an_earlier_final_is_in_the_next_one(tmp_path: Path) -> None:
+    """Its trial was the slowest of the four finalists', and many later ones are faster."""
+    log, asked = tmp_path / "a.jsonl", dict[str, float]()
+
+    def final(theta: Theta) -> tuple[float, ...]:
+        """The fourth that is asked is fastest; the default comes last."""
+        return (asked.setdefault(theta.key(), 100.0 if len(asked) == 3 else 200.0),) * 5
+
+    _, run, first = decided(log, Deciding(final))
+    assert first.best == times(run)[3][1] == first.entries[3].trial
+    measurer = Deciding(final)
+    _, run, _ = decided(log, measurer, trials=480, resume=True)
+    assert first.best not in [number for _, number in times(run)[:4]]
+    assert set(measurer.asked) == {*[n for _, n in times(run)[:4]], first.default, first.best}

@@ -246,4 +246,4 @@ def test_plots_that_cannot_be(kt, log: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_without_matplotlib(kt, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert kt("show", log, "--plot", "a.png").refused("pip install 'kt[report]'")
+    assert kt("show", log, "--plot", "a.png").refused("pip install matplotlib")

@@ -45,7 +45,7 @@ def driver() -> Any:
         from cuda.bindings import driver as bindings
     except ImportError:
         raise ToolchainError(
-            "running on CUDA needs the driver's bindings: pip install 'kt[cuda]'"
+            "running on CUDA needs the driver's bindings: pip install -e '.[cuda]' where kt is"
         ) from None
     return bindings
 

@@ -63,7 +63,7 @@ def find_nvrtc() -> Nvrtc:
         bindings = importlib.import_module("cuda.bindings.nvrtc")
     except ImportError:
         raise ToolchainError(
-            "building for CUDA targets needs NVRTC: pip install 'kt[cuda-build]'"
+            "building for CUDA targets needs NVRTC: pip install -e '.[cuda-build]' where kt is"
         ) from None
     try:
         return Nvrtc(importlib.metadata.version("nvidia-cuda-nvrtc"))
