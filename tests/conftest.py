@@ -22,7 +22,8 @@ hypothesis.settings.load_profile("kt")
 
 
 ALONE = frozenset({
-    "test_backend_build", "test_backend_cuda_host", "test_backend_timing", "test_backend_worker",
+    "test_backend_build", "test_backend_cuda_host", "test_backend_timing", "test_backend_turn",
+    "test_backend_worker",
     "test_bench", "test_claim", "test_cli_tune", "test_console", "test_dispatch", "test_faults",
     "test_hardening", "test_hostile", "test_journal", "test_memory", "test_model", "test_pool",
     "test_real_runs", "test_stop", "test_store",

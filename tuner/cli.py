@@ -101,7 +101,9 @@ def cli() -> None:
 @click.option(
     "--epsilon", type=share(), metavar="SHARE", help="Share of exploring trials.  [default: 0.25]"
 )
-@click.option("--patience", type=int, help="Stop after this many trials without improvement.")
+@click.option(
+    "--patience", type=int, help="Stop after so many trials without improvement; 0: never."
+)
 @click.option(
     "--near-bound",
     type=share(0, 10),
@@ -192,7 +194,7 @@ def tune(**options: Any) -> int:
 def apply(**options: Any) -> int:
     """Emit the best kernel of LOG as one self-contained file.
 
-    LOG is a file or directory; name the WORKLOAD when it has several.
+    LOG is a file or directory; name the WORKLOAD when it has several, with options as for tune.
 
     \b
     c       one C file for cc; cu one CUDA file for nvcc: kt_launch and its workspace
@@ -233,7 +235,7 @@ def apply(**options: Any) -> int:
 def show(**options: Any) -> int:
     """Show what LOG holds: bests, failures, time, model quality.
 
-    LOG is a file or directory; WORKLOAD restricts the view.
+    LOG is a file or directory; WORKLOAD, with options as for tune, restricts the view.
     """
     from .show import show_command
 
@@ -257,7 +259,7 @@ def replay(**options: Any) -> int:
     """Check offline that LOG's proposals are reproduced, or re-run a strategy on its outcomes.
 
     LOG may also be a T4 file or a Kernel Tuner cache, plain or gzip: a strategy then searches what
-    that tool recorded.
+    that tool recorded. WORKLOAD, with options as for tune, restricts it.
 
     Exit code 0: identical; 1: different under the same versions; 2: other versions.
     """

@@ -69,7 +69,7 @@ def chosen_gpus(target: Target, given: Sequence[int] | None) -> tuple[int, ...]:
     """
     if target.kind == "cpu":
         if given is not None:
-            raise SettingsError(f"--gpus {_joined(given)}: the target is {target.processor}")
+            raise SettingsError(f"--gpus is for CUDA targets: this one is {target.processor}")
         return ()
     found = devices_like(target)
     alike = tuple(i for i, device in enumerate(found) if device.same_device(target))

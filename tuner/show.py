@@ -141,12 +141,13 @@ def run_lines(fact: RunFacts) -> list[str]:
     when = text.one_line(header.time, 40)
     again, batches = len(fact.run.resumes), text.number_of(len(fact.run.batches), "batch")
     resumed = f", resumed {text.number_of(again, 'time')}" if again else ""
+    since = " since it was resumed" if again and fact.seconds else ""
     strategy, version = (text.one_line(t, 40) for t in (header.settings.strategy, header.kt))
     lines = [
         f"run {text.one_line(header.run)} of {when}: strategy {strategy}, seed {header.seed}, "
         f"kt {version}{resumed}",
         f"  trials    {fact.trials} in {batches}; {reason_text(fact.reason)}",
-        f"  time      {_split(fact.seconds)}",
+        f"  time      {_split(fact.seconds)}{since}",
         f"  failures  {text.counts(fact.failures)}",
     ]
     lines += [f"            {count}x {message}" for count, message in fact.messages]

@@ -28,7 +28,7 @@ def test_those_that_are_asked_for() -> None:
         devices.chosen_gpus(H200, (0, 1))
     with pytest.raises(SettingsError, match=r"--gpus 9: no NVIDIA A100.* at 9; accepts 1"):
         devices.chosen_gpus(A100, (9,))
-    with pytest.raises(SettingsError, match="--gpus 0: the target is "):
+    with pytest.raises(SettingsError, match="--gpus is for CUDA targets: this one is "):
         devices.chosen_gpus(detect_cpu(), (0,))
 
 

@@ -199,10 +199,11 @@ def test_there_is_no_round_under_load_among_few_or_slow_kernels(tmp_path: Path) 
     assert not measurer.asked and record.entries[0].trial == times(run)[0][1]
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_round_that_took_too_long_leaves_no_final(tmp_path: Path) -> None:
-    measurer = Qualifying(spent=1.2)
+    measurer = Qualifying(spent=9.6)
     result = tuned(
-        tmp_path / "a.jsonl", measurer=measurer, strategy="random", trials=48, seconds=1.5
+        tmp_path / "a.jsonl", measurer=measurer, strategy="random", trials=48, seconds=10.0
     )
     assert measurer.asked and result.best[GEMM] >= 0
     assert read_run(tmp_path / "a.jsonl").finals == {}

@@ -247,3 +247,11 @@ def test_plots_that_cannot_be(kt, log: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_without_matplotlib(kt, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert kt("show", log, "--plot", "a.png").refused("pip install matplotlib")
+
+
+def test_a_resumed_runs_time_is_that_since_then(kt, log: Path) -> None:
+    assert "since it was resumed" not in kt("show", log).out
+    words = ("gemm", "64x64x64", "--strategy", "random", "--trials", "24")
+    assert kt("tune", *words, "--log", log, "--resume").code == 0
+    (line,) = [line for line in kt("show", log).out.splitlines() if line.startswith("  time ")]
+    assert line.endswith(" since it was resumed")

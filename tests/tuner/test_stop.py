@@ -86,15 +86,6 @@ def test_a_small_workload_that_ends_does_not_end_the_others(
         assert result.reason == "trials"
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds of `time.monotonic`, which only sleeping moves on."""
-    now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
-    return now
-
-
 @pytest.mark.usefixtures("clock")
 def test_after_the_time_and_the_rest_is_measured_when_resumed(tmp_path: Path) -> None:
     settings: dict[str, Any] = RANDOM | {"trials": 64}
