@@ -82,7 +82,7 @@ REALISTIC = {
 }  # fmt: skip
 
 needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install 'kt[cuda-build]'"
+    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install -e '.[cuda-build]'"
 )
 needs_compiler = pytest.mark.skipif(not cuda_emulator.available(), reason="needs g++")
 

@@ -38,7 +38,7 @@ DRAW: dict[str, Callable[..., Gemm]] = {
 LARGE = (1, 48, 72, 100, 128, 256, 333, 500, 1000, 1023, 1024, 2048, 4095, 4096)
 
 needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install 'kt[cuda-build]'"
+    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install -e '.[cuda-build]'"
 )
 needs_compiler = pytest.mark.skipif(not cuda_emulator.available(), reason="needs g++")
 

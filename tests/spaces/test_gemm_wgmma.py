@@ -39,7 +39,7 @@ SMALL_TARGET = msgspec.structs.replace(H200, cores=4)
 """Persistence and taking turns need more tiles than SMs, which the emulator would not survive."""
 
 needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install 'kt[cuda-build]'"
+    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install -e '.[cuda-build]'"
 )
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
 needs_compiler = pytest.mark.skipif(not cuda_emulator.available(), reason="needs g++")

@@ -112,7 +112,7 @@ def test_a_pool_builds_for_a_gpu_that_is_not_here(
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
-    with pytest.raises(ToolchainError, match="pip install 'kt\\[cuda-build\\]'"):
+    with pytest.raises(ToolchainError, match=r"pip install -e '\.\[cuda-build\]'"):
         nvrtc.find_nvrtc()
 
 

@@ -16,7 +16,7 @@ from kt.spaces.kernel import Kernel
 from kt.tuner import apply
 
 needs_nvrtc = pytest.mark.skipif(
-    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install 'kt[cuda-build]'"
+    importlib.util.find_spec("cuda") is None, reason="needs NVRTC: pip install -e '.[cuda-build]'"
 )
 
 
