@@ -59,9 +59,9 @@ def test_jobs_of_two_processes_do_not_overlap(made: Made, tmp_path: Path) -> Non
 
 def test_other_devices_are_other_turns(made: Made, tmp_path: Path) -> None:
     first, second = made("a"), made("b")
-    thread = beside(first, "hold", 3.0)
+    thread = beside(first, "hold", 1.5)
     time.sleep(0.2)
-    assert second.call("hold", 0.0, limit=2.5) == Done(None) and thread.is_alive()
+    assert second.call("hold", 0.0, limit=30) == Done(None) and thread.is_alive()
     thread.join()
 
 
@@ -73,9 +73,9 @@ def test_a_turn_ends_with_its_process(made: Made) -> None:
 
 def test_who_waits_says_so(made: Made) -> None:
     first, second = made(), made()
-    thread = beside(first, "hold", 2.0)
+    thread = beside(first, "hold", 1.0)
     time.sleep(0.2)
-    ended = second.call("hold", 0.0, limit=0.5)
+    ended = second.call("hold", 0.0, limit=0.3)
     assert isinstance(ended, TimedOut) and ended.stage == "wait for the device"
     thread.join()
 
@@ -90,15 +90,15 @@ def test_waiting_costs_no_trial_and_the_jobs_own_time_starts_after_it(
     host._worker = Worker(Holder, (str(tmp_path),), tmp_path / "log", told=host._told)
     host._worker.call("hold", 0.0, 0, limit=30)
     monkeypatch.setattr(CudaHost, "PREPARE_SECONDS", 1.5)
-    monkeypatch.setattr(CudaHost, "WAIT_SECONDS", 1.5)
+    monkeypatch.setattr(CudaHost, "WAIT_SECONDS", 1.2)
     assert not notes
     thread = beside(first, "hold", 1.0)
     time.sleep(0.2)
     assert host._call("hold", 1.0) == Done(None)  # after 0.8 s of waiting
     thread.join()
-    thread = beside(first, "hold", 3.0)
+    thread = beside(first, "hold", 2.0)
     time.sleep(0.2)
-    with pytest.raises(TargetError, match=r"another run of kt has measured on GPU 3 for 1\.5 s"):
+    with pytest.raises(TargetError, match=r"another run of kt has measured on GPU 3 for 1\.2 s"):
         host._call("hold", 0.0)
     thread.join()
     host.close()
