@@ -235,7 +235,8 @@ def apply(**options: Any) -> int:
 def show(**options: Any) -> int:
     """Show what LOG holds: bests, failures, time, model quality.
 
-    LOG is a file or directory; WORKLOAD, with options as for tune, restricts the view.
+    LOG is a file or directory. WORKLOADs, with options as for tune, restrict the view; so does an
+    operator alone, such as gemm.
     """
     from .show import show_command
 

@@ -126,21 +126,48 @@ def _lines(file: Path) -> list[tuple[str, list[str]]]:
 def choose_logged(
     logged: Sequence[str], words: Sequence[str], flags: Mapping[str, str | None]
 ) -> list[str]:
-    """The logged workloads that the words name; all without words.
+    """The logged workloads that the words name, or all of operators that stand alone.
 
-    The element type may be left out. Raises LogError listing the choices when none fits.
+    Without words all are meant. Flags are options of the workloads named and restrict the others;
+    an element type may be left out. Raises LogError listing the choices when none fits.
     """
-    if not words:
-        if any(text is not None for text in flags.values()):
-            raise WorkloadError("workload options need a workload before them")
-        return list(logged)
-    given = with_flags([w for text in words for w in text.split()], flags)
-    found = [text for text in logged if _names(given, text)]
-    if not found:
-        asked = parse(given)  # a malformed text is refused as such
-        near = listed(nearest_first(logged, asked))
-        raise LogError(f"the log has no '{shlex.join(given)}'; it has {near}")
+    groups = groups_of(words) or [[]]
+    return list(dict.fromkeys(text for group in groups for text in _chosen(logged, group, flags)))
+
+
+def _chosen(
+    logged: Sequence[str], group: Sequence[str], flags: Mapping[str, str | None]
+) -> list[str]:
+    """The logged workloads of one group of words."""
+    if len(group) > 1 or (group and group[0].lower() not in OPERATORS):
+        given = with_flags(group, flags)
+        found = [text for text in logged if _names(given, text)]
+        if not found:
+            asked = parse(given)  # a malformed text is refused as such
+            near = listed(nearest_first(logged, asked))
+            raise LogError(f"the log has no '{shlex.join(given)}'; it has {near}")
+        return found
+    alike = [text for text in logged if not group or text.split()[:1] == [group[0].lower()]]
+    options = {field: value for field, value in flags.items() if value is not None}
+    found = [text for text in alike if _fits(text, options)]
+    if not found and (group or options):
+        shown = " ".join(f"--{field.replace('_', '-')} {text}" for field, text in options.items())
+        asked_for = " with ".join(filter(None, [" ".join(group) or "workload", shown]))
+        raise LogError(f"the log has no {asked_for}; it has {listed(alike or logged)}")
     return found
+
+
+def _fits(text: str, flags: Mapping[str, str]) -> bool:
+    """Whether a logged workload has these option values; raises WorkloadError for no value."""
+    try:
+        workload = parse(text)
+    except WorkloadError:
+        return not flags  # a log may hold anything
+    options = {option.field: option for option in workload.OPTIONS}
+    return all(
+        field in options and getattr(workload, field) == options[field].read(value)
+        for field, value in flags.items()
+    )
 
 
 def _names(given: Sequence[str], text: str) -> bool:

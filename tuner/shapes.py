@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kt.logs.query import Run
-from kt.spaces.errors import KtError, LogError, SettingsError, TargetError, WorkloadError
+from kt.spaces.errors import KtError, LogError, SettingsError, TargetError
 from kt.spaces.gemm import many
 from kt.spaces.target import Target
-from kt.spaces.workload import OPERATORS, Gemm, parse
+from kt.spaces.workload import Gemm
 
 from .chosen import Chosen, choose
 from .lookup import workloads_in
-from .request import groups_of, listed
 from .summary import device_text
 
 _EDGES = ((1, 1, 1, 1), (1, 67, 3, 1), (65, 63, 127, 3), (63, 65, 17, 2), (131, 1, 257, 1))
@@ -55,11 +54,11 @@ def choose_shapes(
 ) -> tuple[Shapes, list[str]]:
     """The best kernel of every workload asked for, and why some have none.
 
-    `words` name workloads, or operators, all of whose shapes are meant; without words all of the
-    log. `flags` restrict them. Raises LogError when they are not of one kind.
+    `words` and `flags` choose as for `choose_logged`; without words every gemm is meant. Raises
+    LogError when they are not of one kind.
     """
     chosen, without = list[Chosen](), dict[str, KtError]()
-    for text in _asked(found, words, flags):
+    for text in workloads_in(found, words or [Gemm.OPERATOR], flags):
         try:
             chosen.append(choose(found, [text], {}, any_device, None))
         except (LogError, TargetError) as error:  # nothing valid, or of another device
@@ -69,41 +68,6 @@ def choose_shapes(
     _refuse_mixed(chosen)
     workloads = sorted(chosen, key=lambda c: (c.workload.flops, str(c.workload)))
     return Shapes(tuple(workloads)), [f"'{text}': {error}" for text, error in without.items()]
-
-
-def _asked(
-    found: Sequence[Run], words: Sequence[str], flags: Mapping[str, str | None]
-) -> list[str]:
-    """Logged texts that the words and flags leave."""
-    logged = workloads_in(found, (), {})
-    groups = groups_of(words) or [[Gemm.OPERATOR]]
-    texts = dict.fromkeys(text for group in groups for text in _of_group(found, logged, group))
-    given = {name: value for name, value in flags.items() if value is not None}
-    kept = [text for text in texts if _fits(text, given)]
-    if not kept:
-        options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
-        asked = f"workload with {options}" if given else " ".join(words or [Gemm.OPERATOR])
-        raise LogError(f"the log has no {asked}; it has {listed(logged)}")
-    return kept
-
-
-def _of_group(found: Sequence[Run], logged: Sequence[str], group: Sequence[str]) -> list[str]:
-    if len(group) == 1 and group[0].lower() in OPERATORS:
-        return [text for text in logged if text.split()[:1] == [group[0].lower()]]
-    return workloads_in(found, group, {})
-
-
-def _fits(text: str, flags: Mapping[str, str]) -> bool:
-    """Whether a workload has these option values."""
-    try:
-        workload = parse(text)
-    except WorkloadError:
-        return False
-    options = {option.field: option for option in workload.OPTIONS}
-    return all(
-        name in options and getattr(workload, name) == options[name].read(value)
-        for name, value in flags.items()
-    )
 
 
 def _refuse_mixed(chosen: Sequence[Chosen]) -> None:

@@ -70,7 +70,7 @@ def rate_of(flops: float, us: float | None) -> str:
     if us is None or us <= 0:
         return DASH
     gflops = flops / us / 1e3
-    return f"{gflops / 1e3:.3g} TFLOP/s" if gflops >= 9995 else f"{gflops:.4g} GFLOP/s"
+    return f"{_whole(gflops / 1e3)} TFLOP/s" if gflops >= 9995 else f"{gflops:.4g} GFLOP/s"
 
 
 def quotient(over: float | None, under: float | None) -> float | None:

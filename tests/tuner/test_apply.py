@@ -98,7 +98,8 @@ def test_the_workload_is_needed_when_there_are_several(kt, log: Path) -> None:
         assert "double A[64][64]" in kt("apply", log, *words).out
     assert kt("apply", log, "gemm", "1x1x1").refused("has no 'gemm 1x1x1'; it has 'gemm 64x64x64")
     assert kt("apply", log, "gemm", "1x1").refused("accepts MxNxK")
-    assert kt("apply", log, "--dtype", "fp64").refused("need a workload")
+    assert "double A[64][64]" in kt("apply", log, "--dtype", "fp64").out
+    assert kt("apply", log, "--dtype", "bf16").refused("the log has no workload with --dtype bf16")
 
 
 # -- where it is written ------------------------------------------------------------------------

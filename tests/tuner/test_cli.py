@@ -170,6 +170,35 @@ def test_the_nearest_logged_workloads_are_listed_first() -> None:
     assert str(refused.value).endswith("' … and 7 more") and str(refused.value).count("gemm") == 6
 
 
+def test_words_and_flags_choose_among_logged_workloads() -> None:
+    logged = (
+        "gemm 8x8x8 dtype=fp32", "nonsense", "gemm 8x8x8 layout=nt dtype=fp32",
+        "conv2d 1x8x8x8,8x3x3 pad=1 dtype=fp32", "gemm 9x9x9 layout=nt dtype=bf16",
+    )  # fmt: skip
+
+    def chosen(*words: str, **flags: str) -> list[int]:
+        return [logged.index(text) for text in request.choose_logged(logged, words, flags)]
+
+    assert chosen() == [0, 1, 2, 3, 4]
+    assert chosen("gemm") == [0, 2, 4] and chosen("conv2d") == [3]
+    assert chosen(layout="nt") == [2, 4] and chosen("gemm", layout="nt", dtype="fp32") == [2]
+    assert chosen("gemm", "8x8x8") == [0] and chosen("gemm 8x8x8", layout="nt") == [2]
+    assert chosen("conv2d gemm 9x9x9 layout=nt") == [3, 4]
+    for words, flags, says in (
+        (
+            ("attention",),
+            {},
+            "the log has no attention; it has 'gemm 8x8x8 dtype=fp32', 'nonsense'",
+        ),
+        (("gemm",), {"layout": "tt"}, "the log has no gemm with --layout tt; it has 'gemm 8x8x8"),
+        ((), {"kv_heads": "2"}, "the log has no workload with --kv-heads 2; it has 'gemm"),
+    ):
+        with pytest.raises(LogError, match=says):
+            chosen(*words, **flags)
+    with pytest.raises(WorkloadError, match=r"layout.*: accepts nn"):
+        chosen("gemm", layout="row")
+
+
 def test_flags_are_not_invented_for_unknown_words() -> None:
     with pytest.raises(WorkloadError, match="unknown operator"):
         request.workloads_of(["nope"], {"dtype": "fp32"}, "fp32")

@@ -42,6 +42,7 @@ def test_spans_of_times(low: float, high: float, says: str) -> None:
 def test_rates_and_ratios() -> None:
     assert text.rate_of(2 * 512**3, 1180.2) == "227.4 GFLOP/s"
     assert text.rate_of(2 * 4096**3, 187.1) == "735 TFLOP/s"
+    assert text.rate_of(2 * 8192**3, 873.3) == "1259 TFLOP/s"
     assert text.rate_of(10, None) == text.rate_of(10, 0) == text.rate_of(10, -1) == "–"
     assert text.ratio(3, 2) == "1.50x" and text.ratio(None, 2) == text.ratio(1, 0) == "–"
     assert text.percent(1, 4) == "25 %" and text.percent(-1, 4) == "–"
