@@ -8,6 +8,7 @@ With --check it only compares.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import re
@@ -29,15 +30,16 @@ _ROOFLINE = (("below 5 µs", 0, 5), ("5–20 µs", 5, 20), ("20–100 µs", 20, 
              ("from 100 µs", 100, math.inf))  # fmt: skip
 
 
+@functools.cache
+def _committed(device: str) -> list[dict[str, Any]]:
+    """The rows of all classes of a device; read once, they are many megabytes."""
+    paths = sorted((HERE / "results" / device).glob("*.json"))
+    return [row for path in paths for row in json.loads(path.read_text())["rows"]]
+
+
 def rows_of(name: str) -> list[dict[str, Any]]:
     """The committed rows of a class in the order of its workloads."""
-    folder = HERE / "results" / CLASSES[name].device
-    found = [
-        row
-        for path in sorted(folder.glob("*.json"))
-        for row in json.loads(path.read_text())["rows"]
-        if row["class"] == name
-    ]
+    found = [row for row in _committed(CLASSES[name].device) if row["class"] == name]
     order = {workload: i for i, workload in enumerate(CLASSES[name].workloads)}
     return sorted(found, key=lambda row: order[row["workload"]])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -172,7 +173,7 @@ _ACC = Option("acc", "choice", "accumulator type", ("fp64", "fp32", "fp22", "fp1
 
 
 @dataclass(frozen=True)
-class Workload:
+class Workload(ABC):
     """Base of the three templates. Subclasses are plain frozen values that check themselves."""
 
     OPERATOR: ClassVar[str]
@@ -206,45 +207,45 @@ class Workload:
     def _refuse(self, field: str, why: str) -> None:
         raise WorkloadError(f"{self.OPERATOR} {field}: {why}")
 
-    def _extents(self) -> dict[str, int]:
-        raise NotImplementedError
+    @abstractmethod
+    def _extents(self) -> dict[str, int]: ...
 
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: B027 (many have nothing more to refuse)
         """Refuses shapes that cannot exist."""
 
     @property
-    def shape_text(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def shape_text(self) -> str: ...
 
+    @abstractmethod
     def inputs(self) -> tuple[Operand, ...]:
         """The inputs in argument order: operands as the operator names them, then epilogue ones."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outputs(self) -> tuple[Operand, ...]:
         """The outputs, last arguments."""
-        return (self.output(),)
 
     def output(self) -> Operand:
         """The first output."""
-        raise NotImplementedError
+        return self.outputs()[0]
 
     def operands(self) -> tuple[Operand, ...]:
         """Every argument, in order."""
         return (*self.inputs(), *self.outputs())
 
     @property
+    @abstractmethod
     def flops(self) -> int:
         """Floating-point operations of the product (a multiply-add counts two)."""
-        raise NotImplementedError
 
     @property
     def bytes(self) -> int:
         """Compulsory traffic: every operand once."""
         return sum(operand.bytes for operand in self.operands())
 
+    @abstractmethod
     def descriptors(self) -> dict[str, float]:
         """Numbers that describe the workload to the cost model."""
-        raise NotImplementedError
 
     @property
     def out_dtype(self) -> str:
@@ -300,9 +301,9 @@ class Gemm(Workload):
         extra = _epilogue_operands(self, self.n, (*batch, self.m, self.n))
         return (Operand("A", batch + a, self.dtype), Operand("B", batch + b, self.dtype), *extra)
 
-    def output(self) -> Operand:
+    def outputs(self) -> tuple[Operand, ...]:
         batch = (self.batch,) if self.batch > 1 else ()
-        return Operand("C", (*batch, self.m, self.n), self.out_dtype)
+        return (Operand("C", (*batch, self.m, self.n), self.out_dtype),)
 
     @property
     def flops(self) -> int:
@@ -384,8 +385,8 @@ class Conv2d(Workload):
         w = Operand("w", (self.k, self.r, self.s, self.c // self.groups), self.dtype)
         return (x, w, *_epilogue_operands(self, self.k, self.output().shape))
 
-    def output(self) -> Operand:
-        return Operand("y", (self.n, *self.out_size, self.k), self.out_dtype)
+    def outputs(self) -> tuple[Operand, ...]:
+        return (Operand("y", (self.n, *self.out_size, self.k), self.out_dtype),)
 
     @property
     def flops(self) -> int:
@@ -481,13 +482,11 @@ class Attention(Workload):
             Operand("v", self._axes(self.kv_len, self.kv_heads, self.value_dim), self.dtype),
         )
 
-    def output(self) -> Operand:
-        return Operand("o", self._axes(self.s, self.h, self.value_dim), self.out_dtype)
-
     def outputs(self) -> tuple[Operand, ...]:
         """o, and with `lse` the natural log-sum-exp of each row, -inf where it sees no key."""
+        o = Operand("o", self._axes(self.s, self.h, self.value_dim), self.out_dtype)
         lse = (Operand("lse", (self.b, self.h, self.s), "fp32"),) if self.lse else ()
-        return (self.output(), *lse)
+        return (o, *lse)
 
     @property
     def visible(self) -> int:

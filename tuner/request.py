@@ -65,7 +65,7 @@ def _weight(words: list[str]) -> float:
 
 def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[str]:
     """`words` with the given flags as `key=value`; one that is there already must agree."""
-    given = {field: text for field, text in flags.items() if text is not None}
+    given = _given(flags)
     kind = OPERATORS.get(words[0].lower()) if words else None
     if kind is None or not given:
         return list(words)
@@ -75,8 +75,7 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
     for field, text in given.items():
         if field not in options:
             accepts = ", ".join(f"--{option.key}" for option in kind.OPTIONS)
-            flag = field.replace("_", "-")
-            raise WorkloadError(f"{kind.OPERATOR} has no option --{flag}: accepts {accepts}")
+            raise WorkloadError(f"{kind.OPERATOR} has no option {_flag(field)}: accepts {accepts}")
         option = options[field]
         value = option.read(text)
         if field not in texts:
@@ -84,6 +83,14 @@ def with_flags(words: Sequence[str], flags: Mapping[str, str | None]) -> list[st
         elif option.read(texts[field]) != value:
             raise WorkloadError(f"--{option.key} {text} contradicts '{option.key}={texts[field]}'")
     return [*words, *added]
+
+
+def _given(flags: Mapping[str, str | None]) -> dict[str, str]:
+    return {field: text for field, text in flags.items() if text is not None}
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
 
 
 def _written(words: Iterable[str], options: Mapping[str, Option]) -> dict[str, str]:
@@ -138,22 +145,32 @@ def choose_logged(
 def _chosen(
     logged: Sequence[str], group: Sequence[str], flags: Mapping[str, str | None]
 ) -> list[str]:
-    """The logged workloads of one group of words."""
-    if len(group) > 1 or (group and group[0].lower() not in OPERATORS):
-        given = with_flags(group, flags)
-        found = [text for text in logged if _names(given, text)]
-        if not found:
-            asked = parse(given)  # a malformed text is refused as such
-            near = listed(nearest_first(logged, asked))
-            raise LogError(f"the log has no '{shlex.join(given)}'; it has {near}")
-        return found
-    alike = [text for text in logged if not group or text.split()[:1] == [group[0].lower()]]
-    options = {field: value for field, value in flags.items() if value is not None}
-    found = [text for text in alike if _fits(text, options)]
-    if not found and (group or options):
-        shown = " ".join(f"--{field.replace('_', '-')} {text}" for field, text in options.items())
-        asked_for = " with ".join(filter(None, [" ".join(group) or "workload", shown]))
-        raise LogError(f"the log has no {asked_for}; it has {listed(alike or logged)}")
+    """The logged workloads of one group of words: all of an operator, or one by its text."""
+    if not group:
+        return _having(logged, "workload", _given(flags))
+    operator = group[0].lower()
+    if len(group) == 1 and operator in OPERATORS:
+        alike = [text for text in logged if text.split()[:1] == [operator]]
+        if not alike:
+            raise LogError(f"the log has no {operator}; it has {listed(logged)}")
+        return _having(alike, operator, _given(flags))
+    given = with_flags(group, flags)
+    found = [text for text in logged if _names(given, text)]
+    if not found:
+        asked = parse(given)  # a malformed text is refused as such
+        near = listed(nearest_first(logged, asked))
+        raise LogError(f"the log has no '{shlex.join(given)}'; it has {near}")
+    return found
+
+
+def _having(texts: Sequence[str], what: str, options: Mapping[str, str]) -> list[str]:
+    """Those of `texts` that have these option values; LogError when there are none of `what`."""
+    if not options:
+        return list(texts)
+    found = [text for text in texts if _fits(text, options)]
+    if not found:
+        asked = " ".join(f"{_flag(field)} {value}" for field, value in options.items())
+        raise LogError(f"the log has no {what} with {asked}; it has {listed(texts)}")
     return found
 
 
@@ -162,7 +179,7 @@ def _fits(text: str, flags: Mapping[str, str]) -> bool:
     try:
         workload = parse(text)
     except WorkloadError:
-        return not flags  # a log may hold anything
+        return False  # a log may hold anything
     options = {option.field: option for option in workload.OPTIONS}
     return all(
         field in options and getattr(workload, field) == options[field].read(value)

@@ -52,22 +52,13 @@ class Turn:
 
 
 def _opened(path: Path) -> int:
-    """The lock's file, made where it is missing; -1 where that is not allowed.
-
-    An existing one is not opened with O_CREAT, which Linux refuses in /tmp for another user's.
-    """
+    """The lock's file, made where it is missing; -1 where that is not allowed."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    with contextlib.suppress(OSError):  # it is there, or may not be made
+        made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o444)
+        os.fchmod(made, 0o444)  # whatever the umask took away
+        return made
+    # Without O_CREAT: Linux refuses that in /tmp for another user's file.
     with contextlib.suppress(OSError):
         return os.open(path, flags)
-    try:
-        made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o444)
-    except FileExistsError:  # made by another process meanwhile
-        with contextlib.suppress(OSError):
-            return os.open(path, flags)
-    except OSError:
-        pass
-    else:
-        with contextlib.suppress(OSError):
-            os.fchmod(made, 0o444)  # whatever the umask took away
-        return made
     return -1
