@@ -79,6 +79,7 @@ KT_DEVICE void kt_add_global_16(kt_acc *to, const kt_acc *x) {
 // The threads that hold a tile's sums together: all of a CTA.
 struct kt_cta_team {
     static constexpr bool KEEPS = false; // its accumulators while it waits: they take registers from what comes between
+    static constexpr int WORDS_ON_THE_WAY = 64; // that a thread asks of other CTAs' sums at once, where it asks for several
     KT_DEVICE void sync() const { __syncthreads(); }
     KT_DEVICE bool any(bool mine) const { return __syncthreads_or(mine); }
 };
@@ -107,17 +108,28 @@ KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u64 tile, u32
     if (owner == 0) *counter = 0;
     if (owner < OWNERS) {
         constexpr bool KEPT = Team::KEEPS && !ATOMIC && KT_SPLIT_K == 2; // the sum of two is the same in either order
+        constexpr int PARTS = ATOMIC || KEPT ? 1 : KT_SPLIT_K;
+        // Reading what another CTA left takes long: several parts are on their way, as far as registers go.
+        constexpr int AT_ONCE = kt_min(PARTS, kt_max(Team::WORDS_ON_THE_WAY / (COUNT * ACC_BYTES / 4), 1));
         if (!KEPT)
 #pragma unroll
             for (int i = 0; i < COUNT; i++) acc[i] = 0;
 #pragma unroll 1
-        for (u32 s = 0; s < (ATOMIC || KEPT ? 1 : KT_SPLIT_K); s++) {
+        for (int first = 0; first < PARTS; first += AT_ONCE) {
+            kt_words<4> parts[AT_ONCE][VECTORS];
 #pragma unroll
-            for (int v = 0; v < VECTORS; v++) {
-                u8 *from = sums + (KEPT ? split ^ 1 : s) * PART + v * OWNERS * 16;
-                kt_add_acc_words<LANES>(acc + v * LANES, kt_load_shared_by_ctas(from));
-                if (ATOMIC) kt_store_words(from, kt_words<4>{});
-            }
+            for (int p = 0; p < AT_ONCE; p++)
+#pragma unroll
+                for (int v = 0; v < VECTORS; v++) {
+                    u8 *from = sums + (KEPT ? split ^ 1 : kt_min(first + p, PARTS - 1)) * PART + v * OWNERS * 16;
+                    parts[p][v] = kt_load_shared_by_ctas(from);
+                    if (ATOMIC) kt_store_words(from, kt_words<4>{});
+                }
+#pragma unroll
+            for (int p = 0; p < AT_ONCE; p++)
+                if (PARTS % AT_ONCE == 0 || first + p < PARTS)
+#pragma unroll
+                    for (int v = 0; v < VECTORS; v++) kt_add_acc_words<LANES>(acc + v * LANES, parts[p][v]);
         }
     }
     return true;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from explained import check_rules_and_features
+from numpy.typing import NDArray
 from nvrtc_limits import check_limits
 from nvrtc_ptx import ptx_of
 
@@ -234,3 +236,30 @@ def _is_right(w: Gemm, kernel: Kernel, directory: Path) -> bool:
     except AssertionError:
         return False
     return all(gemm_cases.reference(w, inputs).worst(w, out) <= 1 for out in outs)
+
+
+@needs_compiler
+def test_gelu_for_16_bit_outputs_is_close_over_the_whole_range(tmp_path: Path) -> None:
+    from scipy.special import ndtr
+
+    space = Space(parse("gemm 8x8x8 epilogue=gelu dtype=bf16"), CUDA_TARGETS["h200"], [GemmMma()])
+    kernel = space.kernel(int(space.defaults()[0]))
+    many = """
+extern "C" void gelu_of_many(float *x, int count) {
+    for (int i = 0; i < count; i++) x[i] = kt_gelu(x[i]);
+}
+"""
+    with_many = dataclasses.replace(kernel, source=kernel.source + many)
+    library = cuda_emulator.build(with_many, tmp_path)
+
+    def gelu(x: Sequence[float]) -> NDArray[np.float32]:
+        y = np.array(x, np.float32)
+        library.gelu_of_many(ctypes.c_void_p(y.ctypes.data), y.size)
+        return y
+
+    x = np.linspace(-6, 20, 100_001, dtype=np.float32).astype(np.float64)
+    np.testing.assert_allclose(gelu(x.tolist()), x * ndtr(x), rtol=6e-5)
+    far = gelu([-6.5, -100, -3e38, -np.inf])
+    assert (np.abs(far) < 1e-8).all()
+    assert gelu([0, np.inf, 3e38]).tolist() == [0, np.inf, np.float32(3e38)]
+    assert np.isnan(gelu([np.nan])).all()
