@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from classes import add_only, chosen
 from knobs import PATHS, table, win
 from measure import gpu_state
 from rows import HERE, Results, median, packed, ratio_interval, slug, thinned
@@ -219,9 +220,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
-    )
+    add_only(parser)
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for the archive")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
@@ -241,7 +240,7 @@ def main() -> None:
         device |= measurer.environment() | gpu_state()
         results = Results(DEVICE, NAME, device, LIBRARIES, given.commit)
         ablation = Ablation(target, measurer, results)
-        for text in (text for text in WORKLOADS if any(part in text for part in given.only)):
+        for text in chosen(WORKLOADS, given.only):
             found = list(subjects(text))
             missing += [] if found else [f"{text}: no committed log with a result"]
             for subject in found:

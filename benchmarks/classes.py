@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,3 +44,15 @@ def _read() -> dict[str, BenchmarkClass]:
 
 
 CLASSES = _read()
+
+
+def add_only(parser: argparse.ArgumentParser) -> None:
+    """The option `--only` of the benchmark commands."""
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
+    )
+
+
+def chosen(workloads: Iterable[str], only: Iterable[str]) -> list[str]:
+    """Those that `--only` asks for."""
+    return [text for text in workloads if any(part in text for part in only)]

@@ -4,10 +4,10 @@
 
 A shape begins with warm starts and a model from the nearest GEMMs of benchmarks/logs, those of the
 grid measured so far included, whichever shard wrote them. Shapes go from small to large. One whose
-row exists (with `--remeasure`: one without, or with a row of this commit) is skipped and none is
-begun that `--minutes` may not suffice for: the same command, repeated, goes on. Shards of one
-machine share the result file; two on one GPU take turns on it, and one searches while the other
-measures:
+row exists is skipped (with `--remeasure`: one without, or with a row of this commit; with
+`--retune` only the latter) and none is begun that `--minutes` may not suffice for: the same
+command, repeated, goes on. Shards of one machine share the result file; two on one GPU take turns
+on it, and one searches while the other measures:
 
     for i in 0 1 2 3; do CUDA_VISIBLE_DEVICES=$i python benchmarks/grid.py --shard $i/4 & done; wait
 """
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from classes import CLASSES, GRID, GRID_TRIALS
+from classes import CLASSES, GRID, GRID_TRIALS, add_only, chosen
 from measure import Bench, Earlier, NoResult
 from rows import Results, packed
 from run import LIBRARIES, fingerprint, line, prepare, shard
@@ -76,6 +76,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--remeasure", action="store_true", help="time the winners of another commit's rows instead"
     )
+    parser.add_argument("--retune", action="store_true", help="start over")
+    add_only(parser)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
     return parser.parse_args()
@@ -88,15 +90,18 @@ def measured(
     end: float,
     out: Path | None,
     remeasure: bool = False,
+    retune: bool = False,
 ) -> list[str]:
     """Adds the rows of these shapes that are missing; says what has none in the end.
 
-    With `remeasure` the rows that exist, made by another commit, are made again from their logs.
+    With `remeasure` the rows that exist, made by another commit, are made again from their logs,
+    with `retune` all that this commit did not make, from new logs.
     """
     earlier, missing = Earlier("gemm"), []
     for workload in workloads:
         text = str(workload)
-        if (text in results.rows) != remeasure or results.is_of_this_tree(text):
+        other = text in results.rows and not retune
+        if other != remeasure or results.is_of_this_tree(text):
             continue
         if time.monotonic() + row_seconds(workload) > end:
             missing.append(f"{workload}: no time left")
@@ -104,7 +109,7 @@ def measured(
         one = replace(bench, seconds=tuning_seconds(workload, bench.seconds))
         try:
             prepare(one.measurer, workload)
-            log = one.tuned_log(workload, earlier=earlier.of_others(workload))
+            log = one.tuned_log(workload, retune, earlier.of_others(workload))
             results.add(one.row(workload, log))
         except (NoResult, KtError) as why:
             missing.append(f"{workload}: {why}")
@@ -126,13 +131,14 @@ def main() -> None:
         target = tuning_target("cuda")
     except KtError as error:
         sys.exit(str(error))
-    workloads = shard_of(list(map(parse, one.workloads)), index, count)
+    wanted = [parse(text) for text in chosen(one.workloads, given.only)]
+    workloads = shard_of(wanted, index, count)
     settings = effective_settings(target, {"trials": GRID_TRIALS})
     builders = max(1, usable_cores() // count)
     with LocalMeasurer(target, settings, builders=builders) as measurer:
         bench = Bench(GRID, target, measurer, GRID_TRIALS, TUNING_SECONDS)
         results = Results(one.device, GRID, fingerprint(bench), LIBRARIES, given.commit)
-        missing = measured(bench, results, workloads, end, given.out, given.remeasure)
+        missing = measured(bench, results, workloads, end, given.out, given.remeasure, given.retune)
     print(*["", *missing], sep="\n")
     sys.exit(1 if missing else 0)
 

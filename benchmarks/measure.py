@@ -99,6 +99,18 @@ def _workloads(records: Sequence[Record]) -> set[str]:
     return {text for header in headers for text in header.workloads}
 
 
+def _winner(log: Path, workload: Workload) -> tuple[Run, Best]:
+    """The last run of a log and its best trial; raises NoResult when there is none."""
+    run = runs(read_log(log).records)[-1]
+    best = best_of(run, str(workload))
+    if best is None:
+        count = len(run.trials)
+        raise NoResult(
+            f"all {count} trials failed" if count else "no trial ended in the time for tuning"
+        )
+    return run, best
+
+
 @dataclass(frozen=True)
 class Bench:
     """One class on one device."""
@@ -135,14 +147,12 @@ class Bench:
         limits = {"trials": self.trials, "seconds": self.seconds, "family": self.one.family}
         settings = effective_settings(self.target, limits)
         tune([workload], self.target, log, self.measurer, settings, earlier=earlier)
+        _winner(log, workload)  # before it takes the place of an earlier log
         return compressed(log)
 
     def row(self, workload: Workload, log: Path, rested: bool = False) -> dict[str, Any]:
         """Tuned, default and every opponent interleaved in one process, on verified kernels."""
-        run = runs(read_log(log).records)[-1]
-        best = best_of(run, str(workload))
-        if best is None:
-            raise NoResult("every trial failed")
+        run, best = _winner(log, workload)
         self.measurer.prepare([workload])
         built = self._binaries(workload, run, best)
         times, facts = self._compared(workload, built, False)

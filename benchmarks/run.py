@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from classes import CLASSES, GRID, MOST_TRIALS
+from classes import CLASSES, GRID, MOST_TRIALS, add_only, chosen
 from measure import Bench, Earlier, NoResult, gpu_state
 from rows import Results, packed
 
@@ -78,9 +78,7 @@ def arguments() -> argparse.Namespace:
         "--class", nargs="+", dest="classes", required=True, choices=names, metavar="CLASS",
         help=", ".join(names),
     )  # fmt: skip
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
-    )
+    add_only(parser)
     parser.add_argument(
         "--shard",
         type=shard,
@@ -133,10 +131,9 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
     taught = Earlier(bench.one.workloads[0].split()[0])
     missing = []
     index, count = given.shard
-    for text in bench.one.workloads[index::count]:
-        wanted = any(part in text for part in given.only)
+    for text in chosen(bench.one.workloads, given.only)[index::count]:
         done = results.is_of_this_tree(text) if given.remeasure else text in results.rows
-        if not wanted or (done and not given.retune):
+        if done and not given.retune:
             continue
         if time.monotonic() + bench.seconds + spare > end:
             missing.append(f"{text}: no time left")

@@ -102,6 +102,16 @@ def test_a_row_on_a_gpu(measure: Any) -> None:
     assert one.tuned_log(parse(TEXT)) == log and len(device.measured) == 8  # not tuned again
 
 
+def test_a_run_without_a_result_leaves_the_log_before_it(measure: Any) -> None:
+    one = bench(measure, Device(on_gpu), CUDA_TARGETS["h200"])
+    log = one.tuned_log(parse(TEXT))
+    before = log.read_bytes()
+    with pytest.raises(measure.NoResult, match="no trial ended in the time for tuning"):
+        replace(one, seconds=1e-9).tuned_log(parse(TEXT), again=True)
+    assert log.read_bytes() == before
+    assert one.row(parse(TEXT), log)["trials"] == 8
+
+
 def test_a_class_of_one_family(measure: Any) -> None:
     one = bench(measure, Device(on_gpu), CUDA_TARGETS["h200"], family="mma")
     (run,) = runs(read_log(one.tuned_log(parse(TEXT))).records)
@@ -253,6 +263,12 @@ def test_the_grid_learns_from_its_own_logs_and_goes_on(
     for asked in (3, 0):
         assert grid.measured(bench, later, more, end, None, remeasure=True) == []
         assert len(capsys.readouterr().out.splitlines()) == asked
+    newest = rows.Results("nvidia-h200", grid.GRID, {}, (), "ghi")
+    first = read_log(bench.packed_log(shapes[0])).records[0].run
+    for asked in (1, 0):
+        assert grid.measured(bench, newest, shapes[:1], end, None, retune=True) == []
+        assert len(capsys.readouterr().out.splitlines()) == asked
+    assert read_log(bench.packed_log(shapes[0])).records[0].run != first  # from a new log
     again.rows.clear()
     assert grid.measured(bench, again, shapes, 0.0, None) == [f"{t}: no time left" for t in texts]
 
