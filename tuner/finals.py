@@ -81,19 +81,25 @@ def _too_late(deadline: float | None) -> bool:
 def _contenders(session: Session, which: int, count: int) -> dict[int, int]:
     """Points of up to `count` of the best trials with distinct binaries, by trial.
 
-    The first is the fastest. Every other place is for the best of another kind that is close to it.
+    The first is the fastest. Of three places one is for the best with another tile, one for the
+    best of another structure, where those are close to it: what slows down under load differs
+    most between tiles.
     """
     space = session.spaces[which]
     left = session.timed(which)
     close = CLOSE * left[0][0] if left else 0.0
     chosen: dict[int, int] = {}
-    kinds: set[object] = set()
+    places = (None, (_tile, set[object]()), (_structure, set[object]()))
     while left and len(chosen) < count:
-        unlike = (x for x in left if x[0] <= close and _kind(space, x[2]) not in kinds)
-        item = next(unlike, left[0]) if len(chosen) % 2 else left[0]
+        item = left[0]
+        if place := places[len(chosen) % len(places)]:
+            kind, seen = place
+            unlike = (x for x in left if x[0] <= close and kind(space, x[2]) not in seen)
+            item = next(unlike, item)
         left.remove(item)
         chosen[item[1]] = item[2]
-        kinds.add(_kind(space, item[2]))
+        for kind, seen in filter(None, places):
+            seen.add(kind(space, item[2]))
     return chosen
 
 
@@ -104,11 +110,16 @@ def _always(session: Session, which: int) -> dict[int, int]:
     return {trial: point for _, trial, point in session.timed(which) if trial in wanted}
 
 
-def _kind(space: Space, point: int) -> object:
-    """What a kernel's structure is: its family, tile, thread mapping and synchronisation."""
+def _tile(space: Space, point: int) -> object:
+    """A kernel's family and tile."""
+    return space.family_of(point), tuple(space.theta(point).tile.items())
+
+
+def _structure(space: Space, point: int) -> object:
+    """The same with its thread mapping and synchronisation."""
     theta = space.theta(point)
-    parts = (theta.tile, theta.map, theta.sync)
-    return space.family_of(point), *(tuple(part.items()) for part in parts)
+    parts = (theta.map, theta.sync)
+    return _tile(space, point), *(tuple(part.items()) for part in parts)
 
 
 def _disturbed(session: Session, which: int, timed: Sequence[FinalEntry]) -> bool:

@@ -134,7 +134,9 @@ def test_without_any_time_there_is_no_final(tmp_path: Path) -> None:
     assert result.best == {GEMM: -1} and read_run(tmp_path / "a.jsonl").finals == {}
 
 
-def test_near_copies_of_the_best_leave_room_for_other_kinds_that_are_close(tmp_path: Path) -> None:
+def test_near_copies_of_the_best_leave_room_for_other_tiles_and_structures_that_are_close(
+    tmp_path: Path,
+) -> None:
     """Tiles of 8 are fastest, those of 16 close behind, all others far."""
     base = {8: 100.0, 16: 104.0}
 
@@ -145,10 +147,16 @@ def test_near_copies_of_the_best_leave_room_for_other_kinds_that_are_close(tmp_p
     _, run, record = decided(tmp_path / "a.jsonl", AnalyticMeasurer(outcome), trials=96)
     assert sum(us < 104 for us, _ in times(run)) > 3 and any(104 < us < 105 for us, _ in times(run))
     found = [run.trials[entry.trial].theta for entry in record.entries]
-    kinds = [(theta.tile, theta.map, theta.sync) for theta in found]
     fastest = [run.trials[number].theta for _, number in times(run)]
-    assert found[0] == fastest[0] and kinds[1] != kinds[0] and kinds[3] not in kinds[:3]
-    assert found[2] == next(theta for theta in fastest[1:] if theta != found[1])
+
+    def structure(theta: Theta) -> object:
+        return theta.tile, theta.map, theta.sync
+
+    tiles, structures = [theta.tile for theta in found], list(map(structure, found))
+    assert found[0] == fastest[0]
+    assert found[1] == next(theta for theta in fastest if theta.tile != tiles[0])
+    assert found[2] == next(theta for theta in fastest if structure(theta) not in structures[:2])
+    assert found[3] == next(theta for theta in fastest if theta not in found[:3])
     assert len(record.entries) == 4 + (record.default not in [e.trial for e in record.entries[:4]])
 
 
