@@ -34,7 +34,7 @@ from kt.tuner.api import effective_settings
 from kt.tuner.devices import tuning_target
 from kt.tuner.pool import LocalMeasurer
 
-TUNING_SECONDS, COMPARING_SECONDS = 14.0, 6.0
+TUNING_SECONDS, COMPARING_SECONDS = 16.0, 6.0
 """What a shape may take, the float64 references apart."""
 REFERENCE_FLOPS = 4e12
 """Float64 references are computed at this speed at least, flop/s (on an H200)."""
