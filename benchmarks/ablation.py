@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from classes import add_only, chosen
+from classes import chosen
 from knobs import PATHS, table, win
 from measure import gpu_state
 from rows import HERE, Results, median, packed, ratio_interval, slug, thinned
+from run import add_only
 
 from kt.logs.journal import read_log
 from kt.logs.query import Run, best_of, runs, timed

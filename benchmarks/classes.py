@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ class BenchmarkClass:
     """Workloads measured together; the opponent of a row is the fastest of `opponents`.
 
     `floor` and `goal` are geometric means of opponent time / kt time, `worst` is the least of one
-    workload. `family` names the only kernel families that kt may use. `logs` is another class with
-    the same workloads, whose tuning this one shares.
+    workload. `family` names the only kernel families that kt may use.
     """
 
     device: str
@@ -30,7 +28,6 @@ class BenchmarkClass:
     workloads: tuple[str, ...]
     worst: float = 0.0
     family: str = "all"
-    logs: str = ""
     roofline: str = ""
     note: str = ""
 
@@ -44,13 +41,6 @@ def _read() -> dict[str, BenchmarkClass]:
 
 
 CLASSES = _read()
-
-
-def add_only(parser: argparse.ArgumentParser) -> None:
-    """The option `--only` of the benchmark commands."""
-    parser.add_argument(
-        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
-    )
 
 
 def chosen(workloads: Iterable[str], only: Iterable[str]) -> list[str]:

@@ -22,10 +22,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from classes import CLASSES, GRID, GRID_TRIALS, add_only, chosen
+from classes import CLASSES, GRID, GRID_TRIALS, chosen
 from measure import Bench, Earlier, NoResult
 from rows import Results, packed
-from run import LIBRARIES, fingerprint, line, prepare, shard
+from run import LIBRARIES, add_again, add_only, fingerprint, line, prepare, shard
 
 from kt.spaces.errors import KtError
 from kt.spaces.target import usable_cores
@@ -73,10 +73,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--shard", type=shard, default=(0, 1), help="which of how many")
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
-    parser.add_argument(
-        "--remeasure", action="store_true", help="time the winners of another commit's rows instead"
-    )
-    parser.add_argument("--retune", action="store_true", help="start over")
+    add_again(parser)
     add_only(parser)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
@@ -109,8 +106,7 @@ def measured(
         one = replace(bench, seconds=tuning_seconds(workload, bench.seconds))
         try:
             prepare(one.measurer, workload)
-            log = one.tuned_log(workload, retune, earlier.of_others(workload))
-            results.add(one.row(workload, log))
+            results.add(one.tuned_row(workload, retune, earlier.of_others(workload)))
         except (NoResult, KtError) as why:
             missing.append(f"{workload}: {why}")
             print(missing[-1], flush=True)
@@ -131,8 +127,10 @@ def main() -> None:
         target = tuning_target("cuda")
     except KtError as error:
         sys.exit(str(error))
-    wanted = [parse(text) for text in chosen(one.workloads, given.only)]
-    workloads = shard_of(wanted, index, count)
+    wanted = chosen(one.workloads, given.only)
+    if not wanted:
+        sys.exit(f"--only: no workload of {GRID} contains such a text")
+    workloads = shard_of(list(map(parse, wanted)), index, count)
     settings = effective_settings(target, {"trials": GRID_TRIALS})
     builders = max(1, usable_cores() // count)
     with LocalMeasurer(target, settings, builders=builders) as measurer:

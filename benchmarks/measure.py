@@ -69,20 +69,24 @@ def pace(run: Run) -> dict[str, float]:
 
 
 class Earlier:
-    """Records of an operator's logs in benchmarks/logs; new ones are read when asked for."""
+    """Records of an operator's logs in benchmarks/logs; new ones are read when asked for.
+
+    So are those that took the place of others since, whichever process wrote them.
+    """
 
     def __init__(self, operator: str) -> None:
         self._operator = operator
-        self._read: dict[Path, list[Record]] = {}
+        self._read: dict[Path, tuple[int, list[Record]]] = {}
 
     def of_others(self, workload: Workload) -> list[Record]:
         """Those of every workload but this one: its own log would add to its trials."""
         for path in sorted((HERE / "logs").glob("*.jsonl.gz")):
-            if path not in self._read:
-                self._read[path] = self._of_operator(path)
+            written = path.stat().st_mtime_ns
+            if self._read.get(path, (0,))[0] != written:
+                self._read[path] = written, self._of_operator(path)
         return [
             record
-            for records in self._read.values()
+            for _, records in self._read.values()
             if str(workload) not in _workloads(records)
             for record in records
         ]
@@ -128,16 +132,30 @@ class Bench:
 
     def packed_log(self, workload: Workload) -> Path:
         """Where the workload's compressed log is, or will be."""
-        name = self.one.logs or self.name
-        return HERE / "logs" / f"{name}-{slug(str(workload))}.jsonl.gz"
+        return HERE / "logs" / f"{self.name}-{slug(str(workload))}.jsonl.gz"
+
+    def tuned_row(
+        self,
+        workload: Workload,
+        again: bool = False,
+        earlier: Sequence[Record] = (),
+        rested: bool = False,
+    ) -> dict[str, Any]:
+        """A row from the workload's log, made when it is missing or `again`.
+
+        A new log takes the place of an older one only with its row. The run learns from `earlier`
+        records of other logs.
+        """
+        log = self.tuned_log(workload, again, earlier)
+        row = self.row(workload, log, rested)
+        if log != self.packed_log(workload):
+            compressed(log)
+        return row
 
     def tuned_log(
         self, workload: Workload, again: bool = False, earlier: Sequence[Record] = ()
     ) -> Path:
-        """The compressed log of a finished tuning run, made when it is missing.
-
-        The run learns from `earlier` records of other logs.
-        """
+        """The log of a finished tuning run: compressed, unless it would replace one that exists."""
         packed = self.packed_log(workload)
         log = packed.with_suffix("")
         if packed.exists() and not again:
@@ -147,8 +165,8 @@ class Bench:
         limits = {"trials": self.trials, "seconds": self.seconds, "family": self.one.family}
         settings = effective_settings(self.target, limits)
         tune([workload], self.target, log, self.measurer, settings, earlier=earlier)
-        _winner(log, workload)  # before it takes the place of an earlier log
-        return compressed(log)
+        _winner(log, workload)
+        return log if packed.exists() else compressed(log)
 
     def row(self, workload: Workload, log: Path, rested: bool = False) -> dict[str, Any]:
         """Tuned, default and every opponent interleaved in one process, on verified kernels."""
@@ -163,7 +181,7 @@ class Bench:
             "bound_us": round(bound_us(workload, limits), 3), "trials": len(run.trials),
             "copy_share": round(1e6 * workload.bytes / times["kt_us"] / limits.bandwidth, 4),
             **pace(run), "family": best.trial.family, "theta": best.trial.theta.flat(),
-            "log": str(log.relative_to(HERE.parent)), "opponents": facts,
+            "log": str(self.packed_log(workload).relative_to(HERE.parent)), "opponents": facts,
             **({"rested": self._compared(workload, built, True)[0]} if rested else {}),
             "samples": samples,
         }  # fmt: skip

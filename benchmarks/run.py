@@ -4,9 +4,9 @@
 
 The device is the classes' own: this machine's CPU, or its GPU. A workload whose row exists is
 skipped and no row is begun that `--minutes` may not suffice for, so that the same command,
-repeated, goes on; `--remeasure` times the logged winners of rows that another commit made again,
-`--retune` starts over. In an empty folder of results all rows come from the committed logs. Shards
-of one machine share the files:
+repeated, goes on. So does one with `--remeasure`, which times the logged winners of rows that
+another commit made again, or with `--retune`, which makes those rows from new logs. In an empty
+folder of results all rows come from the committed logs. Shards of one machine share the files:
 
     for i in 0 1 2 3; do
         CUDA_VISIBLE_DEVICES=$i python benchmarks/run.py --shard $i/4 … &
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from classes import CLASSES, GRID, MOST_TRIALS, add_only, chosen
+from classes import CLASSES, GRID, MOST_TRIALS, chosen
 from measure import Bench, Earlier, NoResult, gpu_state
 from rows import Results, packed
 
@@ -68,6 +68,24 @@ def shard(text: str) -> tuple[int, int]:
     return index, count
 
 
+def add_only(parser: argparse.ArgumentParser) -> None:
+    """The option `--only`, for `chosen`."""
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="TEXT", help="workloads that contain such a text"
+    )
+
+
+def add_again(parser: argparse.ArgumentParser) -> None:
+    """The options `--remeasure` and `--retune`, one of which may be given."""
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument(
+        "--remeasure", action="store_true", help="time the winners of another commit's rows again"
+    )
+    again.add_argument(
+        "--retune", action="store_true", help="make another commit's rows from new logs"
+    )
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -90,8 +108,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
     parser.add_argument("--taught", action="store_true", help="learn from logs of other shapes")
     parser.add_argument("--rested", action="store_true", help="also with pauses before samples")
-    parser.add_argument("--remeasure", action="store_true", help="time the logged winners again")
-    parser.add_argument("--retune", action="store_true", help="start over")
+    add_again(parser)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
     given = parser.parse_args()
@@ -99,6 +116,8 @@ def arguments() -> argparse.Namespace:
     if len(devices) > 1:
         parser.error(f"--class: accepts classes of one device, not of {' and '.join(devices)}")
     (given.device,) = devices
+    if not any(chosen(CLASSES[name].workloads, given.only) for name in given.classes):
+        parser.error(f"--only: no workload of {', '.join(given.classes)} contains such a text")
     most = MOST_TRIALS[given.device]
     given.trials = most if given.trials is None else given.trials
     if not 1 <= given.trials <= most:
@@ -132,8 +151,8 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
     missing = []
     index, count = given.shard
     for text in chosen(bench.one.workloads, given.only)[index::count]:
-        done = results.is_of_this_tree(text) if given.remeasure else text in results.rows
-        if done and not given.retune:
+        again = given.remeasure or given.retune
+        if results.is_of_this_tree(text) if again else text in results.rows:
             continue
         if time.monotonic() + bench.seconds + spare > end:
             missing.append(f"{text}: no time left")
@@ -142,8 +161,7 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
         try:
             prepare(bench.measurer, workload)
             earlier = taught.of_others(workload) if given.taught else ()
-            log = bench.tuned_log(workload, given.retune, earlier)
-            row = bench.row(workload, log, given.rested)
+            row = bench.tuned_row(workload, given.retune, earlier, given.rested)
         except (NoResult, KtError) as why:
             missing.append(f"{text}: {why}")
             print(missing[-1], flush=True)

@@ -72,6 +72,7 @@ def measure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     both = (FakeFamily(), OtherFamily())
     every = {(op, kind): both for op in ("gemm", "attention") for kind in ("cpu", "cuda")}
     monkeypatch.setattr(families, "FAMILIES", every)
+    importlib.import_module("tables")  # what it reads is where it is imported
     found = importlib.import_module("measure")
     for module in (found, importlib.import_module("rows")):
         monkeypatch.setattr(module, "HERE", tmp_path / "benchmarks")
@@ -102,14 +103,18 @@ def test_a_row_on_a_gpu(measure: Any) -> None:
     assert one.tuned_log(parse(TEXT)) == log and len(device.measured) == 8  # not tuned again
 
 
-def test_a_run_without_a_result_leaves_the_log_before_it(measure: Any) -> None:
+def test_a_new_log_takes_the_place_of_the_one_before_with_its_row(measure: Any) -> None:
     one = bench(measure, Device(on_gpu), CUDA_TARGETS["h200"])
     log = one.tuned_log(parse(TEXT))
     before = log.read_bytes()
     with pytest.raises(measure.NoResult, match="no trial ended in the time for tuning"):
-        replace(one, seconds=1e-9).tuned_log(parse(TEXT), again=True)
+        replace(one, seconds=1e-9).tuned_row(parse(TEXT), again=True)
     assert log.read_bytes() == before
-    assert one.row(parse(TEXT), log)["trials"] == 8
+    with pytest.raises(measure.NoResult, match="wrong_result: moved"):
+        replace(one, measurer=Device(on_gpu, "wrong_result: moved")).tuned_row(parse(TEXT), True)
+    assert log.read_bytes() == before
+    assert replace(one, trials=9).tuned_row(parse(TEXT), again=True)["trials"] == 9
+    assert log.read_bytes() != before and not log.with_suffix("").exists()
 
 
 def test_a_class_of_one_family(measure: Any) -> None:
@@ -152,6 +157,8 @@ def test_what_has_no_row(measure: Any, compared: Compared, wrong: str, says: str
         ("--class gemm-tiny --trials 0", "--trials 0: accepts 1 to 256"),
         ("--class cpu-gemm --rested", "--rested and --shard: for GPUs"),
         ("--class nothing", "invalid choice: 'nothing'"),
+        ("--class gemm-tiny --retune --remeasure", "not allowed with argument"),
+        ("--class gemm-tiny --only 7x7x7", "--only: no workload of gemm-tiny contains such a text"),
     ],
 )
 def test_arguments(
@@ -194,6 +201,13 @@ def test_rows_are_written_one_by_one_and_not_measured_twice(
     given.shard = (1, 2)
     assert run.measured(one, later, given, float("inf")) == [] and len(device.asked) == 3
     assert [row["kt"] for row in later.rows.values()] == ["abc", "def"]
+    given.shard, given.remeasure, given.retune, given.only = (0, 1), False, True, ["128x64"]
+    old = one.packed_log(parse(TEXT)).read_bytes()
+    assert run.measured(one, later, given, float("inf")) == [] and len(device.asked) == 4
+    assert run.measured(one, later, given, float("inf")) == [] and len(device.asked) == 4  # done
+    assert [row["kt"] for row in later.rows.values()] == ["def", "def"]
+    assert one.packed_log(parse(TEXT)).read_bytes() != old
+    given.retune, given.only = False, [""]
     given.shard, given.remeasure = (0, 1), False
     results.rows.clear()
     assert run.measured(one, results, given, 0.0) == [f"{text}: no time left" for text in texts]
@@ -208,6 +222,10 @@ def test_a_taught_run_learns_from_every_log_but_those_of_its_own_shape(measure: 
     known = first.of_others(parse(other))  # a log that came since
     assert first.of_others(parse(TEXT)) == [] and len(known) > 8
     assert measure.Earlier("conv2d").of_others(parse(other)) == []
+    replace(one, trials=9).tuned_row(parse(TEXT), again=True)
+    again = first.of_others(parse(other))  # the new log, not the one before
+    assert not {record.run for record in again} & {record.run for record in known}
+    assert len(again) > len(known)
     taught = one.tuned_log(parse(other), earlier=known)
     header = runs(read_log(taught).records)[-1].header
     assert {start.workload for start in header.warm[other]} == {TEXT}
@@ -265,8 +283,8 @@ def test_the_grid_learns_from_its_own_logs_and_goes_on(
         assert len(capsys.readouterr().out.splitlines()) == asked
     newest = rows.Results("nvidia-h200", grid.GRID, {}, (), "ghi")
     first = read_log(bench.packed_log(shapes[0])).records[0].run
-    for asked in (1, 0):
-        assert grid.measured(bench, newest, shapes[:1], end, None, retune=True) == []
+    for asked in (2, 0):  # one with a row and one without
+        assert grid.measured(bench, newest, [shapes[0], more[-1]], end, None, retune=True) == []
         assert len(capsys.readouterr().out.splitlines()) == asked
     assert read_log(bench.packed_log(shapes[0])).records[0].run != first  # from a new log
     again.rows.clear()

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from kt.logs.journal import read_log
+from kt.logs.query import best_of, runs
 from kt.spaces.families import space_of
 from kt.spaces.target import CUDA_TARGETS
 from kt.spaces.workload import parse
@@ -41,14 +43,21 @@ def test_every_class_can_be_measured_and_shown(load: Any) -> None:
         assert load("tables").table(name)
 
 
-def test_classes_that_share_logs_tune_the_same(load: Any) -> None:
-    classes = load("classes").CLASSES
-    sharing = [one for one in classes.values() if one.logs]
-    assert sharing
-    for one in sharing:
-        other = classes[one.logs]
-        assert set(one.workloads) <= set(other.workloads)
-        assert (one.device, one.family) == (other.device, other.family)
+def test_a_row_is_of_the_kernel_that_won_in_its_log() -> None:
+    rows = [
+        row
+        for path in sorted((BENCHMARKS / "results").glob("*/*.json"))
+        for row in json.loads(path.read_text())["rows"]
+        if {"log", "theta", "family"} <= set(row)
+    ]
+    assert len(rows) > 200
+    for row in rows:
+        run = runs(read_log(BENCHMARKS.parent / row["log"]).records)[-1]
+        best = best_of(run, row["workload"])
+        assert best is not None, row["log"]
+        assert (best.trial.family, best.trial.theta.flat()) == (row["family"], row["theta"]), row[
+            "log"
+        ]
 
 
 def test_the_readme_shows_the_results_that_are_committed() -> None:
@@ -64,8 +73,9 @@ def test_a_readme_that_differs_from_the_results_is_noticed(
     (tmp_path / "README.md").write_text(
         "# x\n<!-- table summary -->\n\nold\n<!-- end summary -->\n"
     )
-    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
-    monkeypatch.setattr(tables, "RESULTS", tmp_path / "RESULTS.md")
+    (tmp_path / "ARCHITECTURE.md").write_text("# y\n")
+    for page in ("README", "ARCHITECTURE", "RESULTS"):
+        monkeypatch.setattr(tables, page, tmp_path / f"{page}.md")
     monkeypatch.setattr(sys, "argv", ["tables.py", "--check"])
     with pytest.raises(SystemExit, match="differs from"):
         tables.main()

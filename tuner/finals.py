@@ -81,25 +81,23 @@ def _too_late(deadline: float | None) -> bool:
 def _contenders(session: Session, which: int, count: int) -> dict[int, int]:
     """Points of up to `count` of the best trials with distinct binaries, by trial.
 
-    The first is the fastest. Of three places one is for the best with another tile, one for the
-    best of another structure, where those are close to it: what slows down under load differs
-    most between tiles.
+    The first is the fastest. Of three places one is for the best with a tile that none before has,
+    one for the best of another structure, where those are close to the fastest: what slows down
+    under load differs most between tiles.
     """
     space = session.spaces[which]
     left = session.timed(which)
     close = CLOSE * left[0][0] if left else 0.0
+    places = (None, _tile, _structure)
     chosen: dict[int, int] = {}
-    places = (None, (_tile, set[object]()), (_structure, set[object]()))
     while left and len(chosen) < count:
         item = left[0]
-        if place := places[len(chosen) % len(places)]:
-            kind, seen = place
+        if kind := places[len(chosen) % len(places)]:
+            seen = {kind(space, point) for point in chosen.values()}
             unlike = (x for x in left if x[0] <= close and kind(space, x[2]) not in seen)
             item = next(unlike, item)
         left.remove(item)
         chosen[item[1]] = item[2]
-        for kind, seen in filter(None, places):
-            seen.add(kind(space, item[2]))
     return chosen
 
 

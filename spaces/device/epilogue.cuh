@@ -105,9 +105,9 @@ KT_DEVICE double kt_gelu(double x) { return 0.5 * x * erfc(-0.70710678118654752 
 KT_DEVICE double kt_silu(double x) { return x / (1 + exp(-x)); }
 
 #if OUTPUT_IS_HALF
-// The logarithm of the normal distribution's tail is nearly a parabola: this one of degree 6 is within 4.5e-5 / ln 2 on [0, 6],
-// so that the result has a relative error of 5e-5 (beyond -6 an absolute one of 6e-9), far below the rounding of a 16-bit
-// output, for half the instructions of a rational approximation. (Minimax, by linear programming.)
+// The logarithm of the normal distribution's tail is nearly quadratic: this polynomial of degree 6 is within 4.5e-5 / ln 2 of
+// the one to base 2 on [0, 6] (minimax, by linear programming). The result has a relative error of 5e-5, far below the rounding
+// of a 16-bit output, for half the instructions of a rational approximation; left of -6 it is -5.9e-9.
 KT_DEVICE float kt_gelu(float x) {
     const float u = fminf(fabsf(x), 6.0f);
     float log2_tail = 2.29897742e-5f;

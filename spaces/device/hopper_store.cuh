@@ -215,7 +215,8 @@ KT_DEVICE void kt_store_rows(kt_sums &sums, const kt_group_tile &to, u32 memory)
 // A warpgroup holds the sums of its rows.
 struct kt_group_team {
     static constexpr bool KEEPS = true;
-    static constexpr int WORDS_ON_THE_WAY = kt_max(kt_min(KT_CONSUMER_REGISTERS - ACCS - 64, 128), 0);
+    static constexpr int OTHER_REGISTERS = 64; // addresses, the epilogue's operands and what else the compiler keeps
+    static constexpr int WORDS_ON_THE_WAY = kt_max(kt_min(KT_CONSUMER_REGISTERS - ACCS - OTHER_REGISTERS, 128), 0);
     u32 barrier;
 
     KT_DEVICE void sync() const { kt_warpgroup_sync(barrier); }

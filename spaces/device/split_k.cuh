@@ -79,7 +79,8 @@ KT_DEVICE void kt_add_global_16(kt_acc *to, const kt_acc *x) {
 // The threads that hold a tile's sums together: all of a CTA.
 struct kt_cta_team {
     static constexpr bool KEEPS = false; // its accumulators while it waits: they take registers from what comes between
-    static constexpr int WORDS_ON_THE_WAY = 64; // that a thread asks of other CTAs' sums at once, where it asks for several
+    // What a thread asks of other CTAs' sums at once, a part at least. (Where CTAs share an SM, KT_BLOCKS bounds the registers.)
+    static constexpr int WORDS_ON_THE_WAY = 64;
     KT_DEVICE void sync() const { __syncthreads(); }
     KT_DEVICE bool any(bool mine) const { return __syncthreads_or(mine); }
 };
@@ -109,7 +110,7 @@ KT_DEVICE bool kt_join_splits(kt_acc (&acc)[COUNT], u8 *workspace, u64 tile, u32
     if (owner < OWNERS) {
         constexpr bool KEPT = Team::KEEPS && !ATOMIC && KT_SPLIT_K == 2; // the sum of two is the same in either order
         constexpr int PARTS = ATOMIC || KEPT ? 1 : KT_SPLIT_K;
-        // Reading what another CTA left takes long: several parts are on their way, as far as registers go.
+        // Reading what another CTA left takes long: several parts are on their way where they fit.
         constexpr int AT_ONCE = kt_min(PARTS, kt_max(Team::WORDS_ON_THE_WAY / (COUNT * ACC_BYTES / 4), 1));
         if (!KEPT)
 #pragma unroll

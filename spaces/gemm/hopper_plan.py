@@ -134,7 +134,10 @@ class HopperPlan:
 
     @cached_property
     def needed_registers(self) -> Any:
-        """What a consumer keeps in registers; fitted to the compiler's reports."""
+        """What a consumer keeps in registers; fitted to the compiler's reports.
+
+        Parts of split-K that are on their way take what is left beyond that.
+        """
         v, ops = self.v, self.w.epilogue
         columns = sum(op in ops for op in ("bias", "scale", "shift"))
         held = np.where(self.by_boxes | self.by_rows, self.held_columns, 2)

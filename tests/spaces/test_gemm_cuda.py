@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cuda_emulator
 import gemm_cases
@@ -220,6 +221,36 @@ def test_the_emulator_misses_no_group_of_copies(tmp_path: Path) -> None:
     assert correct in kernel.source
     wrong = kernel.source.replace(correct, "if (k % GROUP_STEPS == 0 && k != GROUP_STEPS)")
     assert not _is_right(w, dataclasses.replace(kernel, source=wrong), tmp_path)
+
+
+TWICE = "if (PARTS % AT_ONCE == 0 || first + p < PARTS)", "if (true)"
+"""Adds the last part as often as parts are read at once."""
+
+
+def _four_or_two_at_once(v: Mapping[str, Any], dtype: str) -> bool:
+    """Whether a thread has 16 or 32 words of a part: five parts are no whole rounds of those."""
+    if "tm" in v:
+        return bool(v["tm"] * v["tn"] * DTYPE_BYTES[dtype] // 4 in (16, 32))
+    threads = 32 * v["warps_m"] * v["warps_n"]
+    return bool(v["warps_k"] == 1 and v["bm"] * v["bn"] // threads in (16, 32))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", ["bf16", "int8", "fp32", "fp64"])
+def test_the_last_of_many_parts_of_k_adds_each_once(dtype: str, tmp_path: Path) -> None:
+    w = Gemm(dtype=dtype, m=68, n=72, k=330)
+    family = GemmSimt() if dtype in DTYPES["simt"] else GemmMma()
+    space = Space(w, CUDA_TARGETS["h200"], [family])
+    drawn = space.sample(np.random.default_rng(0), 4096).tolist()
+    values = ({name: v for _, name, v in space.theta(point).items()} for point in drawn)
+    point = next(
+        point
+        for point, v in zip(drawn, values, strict=True)
+        if (v["split_k"], v["split_mode"]) == (5, "last") and _four_or_two_at_once(v, dtype)
+    )
+    kernel = space.kernel(point)
+    assert _is_right(w, kernel, tmp_path / "right")
+    assert not _is_right(w, cuda_emulator.planted(kernel, *TWICE), tmp_path / "wrong")
 
 
 def test_more_groups_than_copies_are_refused() -> None:

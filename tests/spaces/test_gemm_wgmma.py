@@ -487,6 +487,13 @@ PATHS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], bool]]] = {
         "gemm 200x136x300 epilogue=bias dtype=bf16",
         lambda v: v["split_k"] == 2 and v["split_mode"] == "last" and v["consumers"] == 2,
     ),
+    "five parts of k, some read at once": (
+        "gemm 72x100x330 epilogue=bias dtype=bf16",
+        lambda v: (
+            v["split_k"] == 5 and v["split_mode"] == "last" and 64 <= v["bn"] <= 96
+            and v["bm"] == 64 * v["consumers"] and v["blocks"] == 1 and not v["pingpong"]
+        ),
+    ),
     "a cluster with fewer tiles along k than stages": (
         "gemm 300x200x64 dtype=bf16",
         lambda v: (
@@ -659,12 +666,16 @@ BUGS = {
         "ring.next()) kt_barrier_wait(barriers.empty + 8 * ring.stage, ring.parity);",
     ),
     "two parts of k are the same": ("KEPT ? split ^ 1", "KEPT ? split"),
+    "a part read at once is added twice": (
+        "if (PARTS % AT_ONCE == 0 || first + p < PARTS)", "if (true)",
+    ),
     "sums along k are read too late": ("if (KT_CLUSTER_K > 1) kt_cluster_sync(); // others", "//"),
 }  # fmt: skip
 _PLACES = {
     "ends too early": "ping-pong in clusters",
     "of a cluster": "a cluster with fewer tiles along k than stages",
     "two parts": "two parts of k", "along k": "a cluster along k",
+    "read at once": "five parts of k, some read at once",
     "box": "boxes of C in turns", "classes": "8 classes, stored directly",
 }  # fmt: skip
 """Where bugs named so show."""
