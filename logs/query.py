@@ -166,7 +166,7 @@ def best_of(run: Run, workload: str) -> Best | None:
     """The winner of the final, else the fastest trial; None when nothing was measured."""
     final = run.finals.get(workload)
     entries = final.entries if final else ()
-    times = {entry.trial: entry.median_us for entry in entries if not entry.failure}
+    times = {entry.trial: entry.median_us for entry in entries if entry.sound}
     if final and final.best in run.trials and final.best in times:
         winner = run.trials[final.best]
         return Best(

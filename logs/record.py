@@ -232,6 +232,11 @@ class FinalEntry(msgspec.Struct, frozen=True):
     median_us: Annotated[float, Meta(ge=0, lt=1e15)]  # 0 when it failed
     failure: str = ""
 
+    @property
+    def sound(self) -> bool:
+        """Whether it was timed and did not fail."""
+        return not self.failure and self.median_us > 0 and bool(self.us)
+
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="final"):
     """The verified, interleaved comparison that decides a workload's best."""

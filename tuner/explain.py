@@ -183,8 +183,8 @@ def _regret(trials: Sequence[TrialRecord]) -> dict[int, float]:
 
 
 def _loaded(final: FinalRecord | None, alone: Mapping[int, float | None]) -> tuple[Loaded, ...]:
-    entries = final.qualifying if final else ()
-    loaded = [Loaded(e.trial, e.median_us, us) for e in entries if (us := alone.get(e.trial))]
+    entries = {e.trial: e for e in (final.qualifying if final else ()) if e.sound}
+    loaded = [Loaded(n, e.median_us, us) for n, e in entries.items() if (us := alone.get(n))]
     return tuple(sorted(loaded, key=lambda one: (one.us, one.trial)))
 
 

@@ -22,8 +22,8 @@ LEAST_NOISE, MOST_NOISE = 0.005, 0.1
 """Bounds of the relative difference within which two times are a tie."""
 CLOSE = 1.08
 """Trials that take up to so many times as long as the best may yet win."""
-QUALIFIERS = 3
-"""Trials in the qualifying round for each finalist."""
+QUALIFIERS, MOST_QUALIFIERS = 3, 36
+"""Trials in the qualifying round: for each finalist, and at most unless more are finalists."""
 SLOW_US = 2000.0
 """Kernels that take so long are under load in their own trials: no qualifying round."""
 BUSY = 1.5
@@ -41,7 +41,7 @@ def hold_finals(
     None when nothing was measured, or when the deadline leaves no time for a comparison.
     """
     most, workload = session.settings.finalists, session.workloads[which]
-    contenders = _contenders(session, which, QUALIFIERS * most)
+    contenders = _contenders(session, which, max(most, min(QUALIFIERS * most, MOST_QUALIFIERS)))
     if not contenders or _too_late(deadline):
         return None
     space = session.spaces[which]
@@ -54,7 +54,9 @@ def hold_finals(
         qualifying = measurer.qualify(workload, kernels(contenders), deadline)
         if _too_late(deadline):
             return None
-    fastest_first = sorted(qualifying, key=lambda entry: entry.median_us)
+    fastest_first = sorted(
+        (entry for entry in qualifying if entry.sound), key=lambda entry: entry.median_us
+    )
     chosen = [entry.trial for entry in fastest_first] or list(contenders)
     finalists = {trial: contenders[trial] for trial in chosen[:most]} | _always(session, which)
     candidates = kernels(finalists)
@@ -128,7 +130,7 @@ def _disturbed(session: Session, which: int, timed: Sequence[FinalEntry]) -> boo
 
 
 def _fastest(entries: Sequence[FinalEntry]) -> FinalEntry | None:
-    sound = [entry for entry in entries if not entry.failure]
+    sound = [entry for entry in entries if entry.sound]
     return min(sound, key=lambda entry: entry.median_us, default=None)
 
 
@@ -156,7 +158,7 @@ def _winner(
     ties = [
         entry.trial
         for entry in entries
-        if not entry.failure and entry.median_us <= fastest.median_us * (1 + _tie(fastest, entry))
+        if entry.sound and entry.median_us <= fastest.median_us * (1 + _tie(fastest, entry))
     ]
     return min(
         ties,

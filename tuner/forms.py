@@ -42,7 +42,11 @@ def refuse_suffix(output: Path, form: str) -> None:
     """Raises SettingsError for a file whose name says that another format is in it."""
     suffix = output.suffix.lower()
     if suffix in SUFFIXES.values() and suffix != SUFFIXES[form]:
-        raise SettingsError(f"-o {output}: {form} is written, whose files end in {SUFFIXES[form]}")
+        other = next(name for name, ending in SUFFIXES.items() if ending == suffix)
+        raise SettingsError(
+            f"-o {output}: {form} is written, whose files end in {SUFFIXES[form]} "
+            f"({suffix} is that of --format {other})"
+        )
 
 
 def emitted(chosen: Chosen, form: str, log: str) -> bytes:

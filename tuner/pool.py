@@ -293,12 +293,15 @@ class LocalMeasurer:
     ) -> list[FinalEntry]:
         """Times candidates interleaved, in less time than a final and not verified again.
 
-        Empty on a CPU, when a kernel fails, and when `deadline` leaves too little for the final.
+        Empty on a CPU, without two that build, when a kernel fails, and when `deadline` leaves too
+        little for the final.
         """
         left, needed = _left(deadline), 2 * (_QUALIFYING_SECONDS + self._final_seconds)
         if self._target.kind != "cuda" or (left is not None and left < needed):
             return []
         binaries, _ = self._all_built(candidates)
+        if len(binaries) < 2:
+            return []
         compared = self.compare_binaries(
             workload, list(binaries.values()), seconds=_QUALIFYING_SECONDS
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from fake_runs import GEMM, THETA, header, one_of_each, proposed, trial
 
 from kt.logs.query import best_of, best_trials, curve, failures, runs
@@ -112,6 +113,13 @@ def test_a_final_that_names_a_trial_it_did_not_time_is_not_believed() -> None:
                        final(FinalEntry(0, (1.0,), 1.0), best=best)))  # fmt: skip
         found = best_of(run, GEMM)
         assert found is not None and (found.trial.trial, found.us) == (3, 70.0)
+
+
+@pytest.mark.parametrize("entry", [FinalEntry(3, (0.0,), 0.0), FinalEntry(3, (), 5.0)])
+def test_a_final_without_a_time_is_not_believed(entry: FinalEntry) -> None:
+    (run,) = runs(proposed(header(), trial(0, 90.0), trial(3, 70.0), final(entry, best=3)))
+    found = best_of(run, GEMM)
+    assert found is not None and (found.us, found.final) == (70.0, None)
 
 
 def test_the_best_trials_are_by_workload_and_device_over_all_runs() -> None:

@@ -27,6 +27,8 @@ from kt.spaces.kernel import Kernel
 from kt.spaces.space import Space
 from kt.spaces.target import CUDA_TARGETS
 from kt.spaces.workload import DTYPE_BYTES, Gemm, parse
+from kt.tuner.backend.reference import epilogue
+from kt.tuner.backend.tolerance import tolerances
 
 TARGETS = ("a100", "rtx3090", "rtx4090", "h200")
 DTYPES = {
@@ -289,8 +291,36 @@ extern "C" void gelu_of_many(float *x, int count) {
         return y
 
     x = np.linspace(-6, 20, 100_001, dtype=np.float32).astype(np.float64)
-    np.testing.assert_allclose(gelu(x.tolist()), x * ndtr(x), rtol=6e-5)
+    np.testing.assert_allclose(gelu(x.tolist()), x * ndtr(x), rtol=2e-5)
+    near = x[x < 2]
+    np.testing.assert_allclose(gelu(near.tolist()), near * ndtr(near), atol=2.5e-7, rtol=0)
     far = gelu([-6.5, -100, -3e38, -np.inf])
     assert (np.abs(far) < 1e-8).all()
     assert gelu([0, np.inf, 3e38]).tolist() == [0, np.inf, np.float32(3e38)]
     assert np.isnan(gelu([np.nan])).all()
+
+
+@needs_compiler
+def test_a_gelu_that_a_residual_cancels_is_right_by_the_bounds_of_a_run(tmp_path: Path) -> None:
+    w = parse("gemm 256x256x64 epilogue=scale+gelu+residual dtype=fp16")
+    assert isinstance(w, Gemm)
+    space = Space(w, CUDA_TARGETS["h200"], [GemmMma()])
+    kernel = space.kernel(int(space.defaults()[0]))
+    inputs = gemm_cases.inputs(w, np.random.default_rng(1))
+    values = {
+        operand.name: gemm_cases.from_bits(bits, operand.dtype)
+        for operand, bits in zip(w.inputs(), inputs, strict=True)
+    }
+    (limit,) = tolerances(w)
+    expected = epilogue(w, values["A"] @ values["B"], values)
+    absolute = limit.absolute * np.abs(values["scale"]) * 1.13  # as steep as it gets
+    bound = absolute + limit.relative * np.abs(expected)
+
+    def worst(kernel: Kernel, directory: Path) -> float:
+        (out, _) = cuda_emulator.run(kernel, inputs, gemm_cases.poison(w), directory)
+        error = np.abs(gemm_cases.from_bits(out, w.out_dtype) - expected)
+        return float((error / bound).max())
+
+    assert worst(kernel, tmp_path / "right") < 1
+    rough = cuda_emulator.planted(kernel, "-0.999983132f", "-0.99995f")  # by 2e-6 of the tail
+    assert worst(rough, tmp_path / "rough") > 1

@@ -150,10 +150,15 @@ def test_devices_are_written_to_and_not_replaced(kt, log: Path) -> None:
 # -- what is refused ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["k.cu", "k.py", "k.CUBIN"])
-def test_a_file_named_like_another_format(kt, log: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "form"), [("k.cu", "cu"), ("k.py", "python"), ("k.CUBIN", "cubin")]
+)
+def test_a_file_named_like_another_format(
+    kt, log: Path, tmp_path: Path, name: str, form: str
+) -> None:
     refused = kt("apply", log, "-o", tmp_path / name, "--force")
     assert refused.refused("c is written, whose files end in .c")
+    assert f"that of --format {form})" in refused.err
     assert not (tmp_path / name).exists()
     assert kt("apply", log, "-o", tmp_path / "k.txt").code == 0
 

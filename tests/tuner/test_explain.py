@@ -76,8 +76,9 @@ def test_the_round_under_load_shows_why_the_fastest_alone_lost() -> None:
     points = WHERE.sample(np.random.default_rng(0), 6).tolist()
     trials = [trial(i, us, theta=WHERE.theta(points[i])) for i, us in enumerate(alone)]
     entries = tuple(FinalEntry(i, (us,), us) for i, us in enumerate([14.0, 11.0, 12.5, 12, 12, 13]))
+    wrong = (FinalEntry(1, (), 0.0, "crash"), entries[3])  # a failure, and an entry once more
     final = FinalRecord(
-        run=trials[0].run, workload=GEMM, entries=entries[1:2], qualifying=entries, best=1,
+        run=trials[0].run, workload=GEMM, entries=entries[1:2], qualifying=entries + wrong, best=1,
         default=-1, noise=0.005, time=""
     )  # fmt: skip
     (run,) = runs(proposed(header(), *trials, final))

@@ -207,6 +207,18 @@ def test_what_is_fastest_under_load_is_in_the_final(tmp_path: Path) -> None:
     assert record.default in [entry.trial for entry in record.entries]
 
 
+def test_what_fails_under_load_is_no_finalist(tmp_path: Path) -> None:
+    class Failing(Qualifying):
+        def qualify(self, *asked: Any) -> list[FinalEntry]:
+            first, *others = super().qualify(*asked)
+            return [FinalEntry(first.trial, (), 0.0, "crash"), *others]
+
+    measurer = Failing()
+    _, _, record = decided(tmp_path / "a.jsonl", measurer, finalists=20, trials=96)
+    assert len(measurer.asked) == 36  # not 60
+    assert measurer.asked[0] not in [entry.trial for entry in record.entries]
+
+
 def test_there_is_no_round_under_load_among_few_or_slow_kernels(tmp_path: Path) -> None:
     measurer = Qualifying()
     _, _, record = decided(tmp_path / "a.jsonl", measurer, trials=16, finalists=64)

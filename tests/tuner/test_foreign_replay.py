@@ -29,6 +29,16 @@ def test_a_recording_is_described(real_kt: Kt, tmp_path: Path, make: Callable[[]
     assert "x=4, y=48, mode=a" in shown.out  # type: ignore[attr-defined]
 
 
+def test_a_damaged_archive_is_read_as_other_commands_read_it(real_kt: Kt, tmp_path: Path) -> None:
+    path = write(tmp_path / "r.json.gz", t4())
+    raw = bytearray(path.read_bytes())
+    raw[-8:] = bytes(8)  # its checksum
+    path.write_bytes(raw)
+    refused, shown = real_kt("replay", path), real_kt("show", path)
+    assert "Error -3" not in refused.err and refused.err == shown.err  # type: ignore[attr-defined]
+    assert refused.code == shown.code != 0  # type: ignore[attr-defined]
+
+
 def test_a_strategy_searches_a_recording(real_kt: Kt, tmp_path: Path) -> None:
     path = write(tmp_path / "r.json", scored_space.t4())
     words = ("--strategy", "random", "--seeds", "3", "--budget", "40", "--json")
