@@ -123,13 +123,13 @@ def main() -> None:
     given = arguments()
     end, (index, count) = time.monotonic() + 60 * given.minutes, given.shard
     one = CLASSES[GRID]
+    wanted = chosen(one.workloads, given.only)
+    if not wanted:
+        sys.exit(f"--only: no workload of {GRID} contains such a text")
     try:
         target = tuning_target("cuda")
     except KtError as error:
         sys.exit(str(error))
-    wanted = chosen(one.workloads, given.only)
-    if not wanted:
-        sys.exit(f"--only: no workload of {GRID} contains such a text")
     workloads = shard_of(list(map(parse, wanted)), index, count)
     settings = effective_settings(target, {"trials": GRID_TRIALS})
     builders = max(1, usable_cores() // count)

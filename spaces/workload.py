@@ -95,7 +95,7 @@ class Option:
             case "choice":
                 return ", ".join(self.choices)
             case _:
-                return "a +-chain of " + ", ".join(self.choices)
+                return "none, or a +-chain of " + ", ".join(self.choices)
 
     def read(self, text: str) -> object:
         """The value that `text` stands for; raises WorkloadError naming the key."""
@@ -158,7 +158,7 @@ def _finite(text: str) -> float | None:
 
 
 def _chain(text: str, ops: tuple[str, ...]) -> tuple[str, ...] | None:
-    chain = tuple(text.split("+")) if text else ()
+    chain = tuple(text.split("+")) if text not in ("", "none") else ()
     return chain if all(op in ops for op in chain) else None
 
 

@@ -57,7 +57,8 @@ def one_trial(found: Sequence[Run], texts: Sequence[str], number: int) -> tuple[
     ]
     if not hits:
         most = max((max(run.trials, default=0) for run in found), default=0)
-        raise LogError(f"no trial {number} in this log: accepts 0 to {most}")
+        gaps = " but for those that a stopped run left without a result" if number < most else ""
+        raise LogError(f"no trial {number} in this log: accepts 0 to {most}{gaps}")
     if len(hits) > 1:
         ids = listed([run.header.run for run, _ in hits])
         raise LogError(f"{len(hits)} runs have a trial {number}: choose one with --run ({ids})")

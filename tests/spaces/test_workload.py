@@ -305,7 +305,7 @@ def test_a_workload_made_by_hand_is_checked_too() -> None:
         Gemm(m=1, n=1, k=1, dtype="fp12")
     with pytest.raises(WorkloadError, match="layout=no: accepts nn"):
         Gemm(m=1, n=1, k=1, layout="no")
-    with pytest.raises(WorkloadError, match=r"epilogue=tanh: accepts a \+-chain of bias"):
+    with pytest.raises(WorkloadError, match=r"epilogue=tanh: accepts none, or a \+-chain of bias"):
         Gemm(m=1, n=1, k=1, epilogue=("tanh",))
     with pytest.raises(WorkloadError, match="pad: -1x0 is not between 0"):
         Conv2d(n=1, h=8, w=8, c=1, k=1, r=1, s=1, pad=(-1, 0))
@@ -377,3 +377,9 @@ def test_visible_pairs_agree_with_counting_them(
             counted += not hidden
     assert workload.visible == counted
     assert workload.flops == 2 * counted * (8 + 8)
+
+
+def test_an_epilogue_of_none_is_no_epilogue() -> None:
+    assert parse("gemm 8x8x8 epilogue=none dtype=fp32") == parse("gemm 8x8x8 dtype=fp32")
+    with pytest.raises(WorkloadError, match="epilogue=none\\+relu: accepts none, or a "):
+        parse("gemm 8x8x8 epilogue=none+relu dtype=fp32")
