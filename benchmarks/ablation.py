@@ -26,7 +26,7 @@ from classes import chosen
 from knobs import PATHS, table, win
 from measure import gpu_state
 from rows import HERE, Results, median, packed, ratio_interval, slug, thinned
-from run import add_only
+from run import add_only, check_only
 
 from kt.logs.journal import read_log
 from kt.logs.query import Run, best_of, runs, timed
@@ -225,7 +225,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=8.5, help="for the whole command")
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for the archive")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
-    return parser.parse_args()
+    given = parser.parse_args()
+    check_only(parser, given.only, WORKLOADS, NAME)
+    return given
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from classes import CLASSES, GRID, GRID_TRIALS, chosen
 from measure import Bench, Earlier, NoResult
 from rows import Results, packed
-from run import LIBRARIES, add_again, add_only, fingerprint, line, prepare, shard
+from run import LIBRARIES, add_again, add_only, check_only, fingerprint, line, prepare, shard
 
 from kt.spaces.errors import KtError
 from kt.spaces.target import usable_cores
@@ -77,7 +77,9 @@ def arguments() -> argparse.Namespace:
     add_only(parser)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT"), help="for archives")
     parser.add_argument("--commit", default="", help="of this tree, where git does not know")
-    return parser.parse_args()
+    given = parser.parse_args()
+    check_only(parser, given.only, CLASSES[GRID].workloads, GRID)
+    return given
 
 
 def measured(
@@ -97,8 +99,9 @@ def measured(
     earlier, missing = Earlier("gemm"), []
     for workload in workloads:
         text = str(workload)
-        other = text in results.rows and not retune
-        if other != remeasure or results.is_of_this_tree(text):
+        exists = text in results.rows
+        skipped = not exists if remeasure else exists and not retune
+        if skipped or results.is_of_this_tree(text):
             continue
         if time.monotonic() + row_seconds(workload) > end:
             missing.append(f"{workload}: no time left")
@@ -123,14 +126,12 @@ def main() -> None:
     given = arguments()
     end, (index, count) = time.monotonic() + 60 * given.minutes, given.shard
     one = CLASSES[GRID]
-    wanted = chosen(one.workloads, given.only)
-    if not wanted:
-        sys.exit(f"--only: no workload of {GRID} contains such a text")
     try:
         target = tuning_target("cuda")
     except KtError as error:
         sys.exit(str(error))
-    workloads = shard_of(list(map(parse, wanted)), index, count)
+    wanted = map(parse, chosen(one.workloads, given.only))
+    workloads = shard_of(list(wanted), index, count)
     settings = effective_settings(target, {"trials": GRID_TRIALS})
     builders = max(1, usable_cores() // count)
     with LocalMeasurer(target, settings, builders=builders) as measurer:

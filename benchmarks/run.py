@@ -23,6 +23,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def add_only(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_only(
+    parser: argparse.ArgumentParser, only: Sequence[str], workloads: Iterable[str], of: str
+) -> None:
+    """Ends the command when `--only` leaves none of the workloads `of` a class."""
+    if not chosen(workloads, only):
+        parser.error(f"--only: no workload of {of} contains such a text")
+
+
 def add_again(parser: argparse.ArgumentParser) -> None:
     """The options `--remeasure` and `--retune`, one of which may be given."""
     again = parser.add_mutually_exclusive_group()
@@ -116,8 +125,8 @@ def arguments() -> argparse.Namespace:
     if len(devices) > 1:
         parser.error(f"--class: accepts classes of one device, not of {' and '.join(devices)}")
     (given.device,) = devices
-    if not any(chosen(CLASSES[name].workloads, given.only) for name in given.classes):
-        parser.error(f"--only: no workload of {', '.join(given.classes)} contains such a text")
+    texts = [text for name in given.classes for text in CLASSES[name].workloads]
+    check_only(parser, given.only, texts, ", ".join(given.classes))
     most = MOST_TRIALS[given.device]
     given.trials = most if given.trials is None else given.trials
     if not 1 <= given.trials <= most:
@@ -150,8 +159,8 @@ def measured(bench: Bench, results: Results, given: argparse.Namespace, end: flo
     taught = Earlier(bench.one.workloads[0].split()[0])
     missing = []
     index, count = given.shard
+    again = given.remeasure or given.retune
     for text in chosen(bench.one.workloads, given.only)[index::count]:
-        again = given.remeasure or given.retune
         if results.is_of_this_tree(text) if again else text in results.rows:
             continue
         if time.monotonic() + bench.seconds + spare > end:
